@@ -1,0 +1,6 @@
+//! The core of sky-monarch, as a library that knows no Python.
+
+pub mod error;
+pub mod protocol;
+
+pub use error::{Error, ErrorKind, Result};

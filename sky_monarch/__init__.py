@@ -1,0 +1,1 @@
+"""Train on AMD Instinct GPUs that crash and get pre-empted, and lose almost nothing."""
