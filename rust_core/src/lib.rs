@@ -2,5 +2,6 @@
 
 pub mod error;
 pub mod protocol;
+pub mod torchft;
 
 pub use error::{Error, ErrorKind, Result};
