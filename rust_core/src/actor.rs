@@ -26,8 +26,8 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::{Error, ErrorKind, Result};
 use mailbox::{Control, Mailbox};
-use supervision::{DropGuard, Owner};
 pub use supervision::{ActorId, Ending, SupervisionEvent};
+use supervision::{DropGuard, Owner};
 
 /// State and behaviour of an actor. Its methods never run at the same time as each other.
 pub trait Actor: Send + Sized + 'static {
@@ -127,15 +127,21 @@ impl<M: Send + 'static> ActorRef<M> {
     /// Queues a message without waiting. [`ErrorKind::TooLarge`] when the mailbox is full.
     pub fn try_send(&self, msg: M) -> Result<()> {
         self.messages.try_send(msg).map_err(|error| match error {
-            mpsc::error::TrySendError::Full(_) => {
-                Error::new(ErrorKind::TooLarge, "send to an actor", format!("the mailbox of {} is full", self.name))
-            }
+            mpsc::error::TrySendError::Full(_) => Error::new(
+                ErrorKind::TooLarge,
+                "send to an actor",
+                format!("the mailbox of {} is full", self.name),
+            ),
             mpsc::error::TrySendError::Closed(_) => self.gone(),
         })
     }
 
     /// Sends what `make` makes around a reply slot and waits for the reply, `deadline` at most.
-    pub async fn ask<R: Send>(&self, deadline: Duration, make: impl FnOnce(oneshot::Sender<R>) -> M) -> Result<R> {
+    pub async fn ask<R: Send>(
+        &self,
+        deadline: Duration,
+        make: impl FnOnce(oneshot::Sender<R>) -> M,
+    ) -> Result<R> {
         let (reply, answer) = oneshot::channel();
         let asking = async {
             self.send(make(reply)).await?;

@@ -95,8 +95,10 @@ async fn family(names: &[&'static str]) -> Family {
     let (events, received) = tokio::sync::mpsc::unbounded_channel();
     let (refs, children) = oneshot::channel();
     let drops = Arc::new(AtomicUsize::new(0));
-    let kids = names.iter().map(|name| (*name, Child { drops: drops.clone(), seen: Arc::default() })).collect();
-    let parent = actor::spawn("parent", Options::default(), Parent { events, children: kids, refs: Some(refs) });
+    let kids =
+        names.iter().map(|name| (*name, Child { drops: drops.clone(), seen: Arc::default() })).collect();
+    let parent =
+        actor::spawn("parent", Options::default(), Parent { events, children: kids, refs: Some(refs) });
     Family { parent, children: soon(children).await.unwrap(), events: received, drops }
 }
 
@@ -172,7 +174,11 @@ async fn supervision_events_go_before_messages() {
             ctx.stop("seen both");
             Ok(())
         }
-        async fn handle_supervision(&mut self, _event: SupervisionEvent, _ctx: &mut Context<Self>) -> Result<()> {
+        async fn handle_supervision(
+            &mut self,
+            _event: SupervisionEvent,
+            _ctx: &mut Context<Self>,
+        ) -> Result<()> {
             self.0.lock().unwrap().push("supervision");
             Ok(())
         }
@@ -216,7 +222,10 @@ async fn a_child_failure_escalates_by_default() {
     let mut running = actor::spawn("strict", Options::default(), Strict(Some(give)));
     soon(take).await.unwrap().send(Do::Panic).await.unwrap();
     let end = soon(running.wait()).await.unwrap();
-    assert_eq!(end.ending.to_string(), "failed: could not go on without a child: child weak panicked: told to panic");
+    assert_eq!(
+        end.ending.to_string(),
+        "failed: could not go on without a child: child weak panicked: told to panic"
+    );
 }
 
 #[tokio::test]

@@ -18,7 +18,11 @@ pub(super) struct Control {
 
 impl Control {
     pub(super) fn new() -> Self {
-        Self { kill: watch::Sender::new(None), stop: watch::Sender::new(None), ended: watch::Sender::new(false) }
+        Self {
+            kill: watch::Sender::new(None),
+            stop: watch::Sender::new(None),
+            ended: watch::Sender::new(false),
+        }
     }
 
     pub(super) fn kill(&self, reason: &str) {
