@@ -1,8 +1,11 @@
 //! The core of sky-monarch, as a library that knows no Python.
 
+pub mod actor;
+pub mod channel;
 pub mod error;
 pub mod lighthouse;
 pub mod protocol;
 pub mod torchft;
+pub mod wire;
 
 pub use error::{Error, ErrorKind, Result};
