@@ -1,7 +1,7 @@
-"""Decides for a run: ``(state, event) -> (state, actions)``. No I/O and no clock, so properties can be tested.
+"""Decides for a run: ``(state, event) -> (state, actions)``. No I/O, no clock: its properties can be tested.
 
-Decisions are level-triggered: whatever an agent that connects needs to be told follows from the state alone, so
-that a controller that died between its journal and its act loses nothing.
+Decisions are level-triggered: whatever an agent that connects needs to be told follows from the state alone.
+So a controller that died between its journal and its act loses nothing.
 """
 
 from __future__ import annotations

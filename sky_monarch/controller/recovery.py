@@ -93,7 +93,7 @@ class RecoveryBook:
             handler(event)
 
     def documents(self) -> list[dict[str, Any]]:
-        """The records as ``recoveries`` of the run's status, oldest first; times in seconds since the death."""
+        """The records, oldest first, as ``recoveries`` of RunStatus; times in seconds since the death."""
         return [record.document() for record in self._records]
 
     def _on_injected(self, event: Mapping[str, Any]) -> None:

@@ -68,14 +68,16 @@ def load_settings(path: Path, environ: Mapping[str, str]) -> Settings:
     """
     config = _read(path)
     run_dir = Path(_text(config, "run_dir", path))
-    sockets = config.get("sockets") if isinstance(config.get("sockets"), Mapping) else {}
+    named = config.get("sockets")
+    sockets: Mapping[str, Any] = named if isinstance(named, Mapping) else {}
     private_path = Path(_text(config, "private", path))
     private = _read(private_path)
     job_path = Path(_text(config, "job", path))
     job = _read(job_path)
     run_path = run_dir / "run.json"
     run = _read(run_path)
-    kind = _text(config, "lighthouse_kind", path)
+    wanted = config.get("lighthouse_kind")
+    kind = wanted.get("kind") if isinstance(wanted, Mapping) else wanted
     if kind not in ("sky-monarch", "torchft"):
         raise ConfigError(f"{path}: lighthouse_kind is {kind!r}, not sky-monarch or torchft")
     address = environ.get("SKY_MONARCH_LIGHTHOUSE_ADDR", "")

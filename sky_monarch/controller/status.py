@@ -1,4 +1,4 @@
-"""The RunStatus document: the policy's state joined with what only people want to know (pids, steps, rates)."""
+"""The RunStatus document: the policy's state joined with what only people want (pids, steps, rates)."""
 
 from __future__ import annotations
 
