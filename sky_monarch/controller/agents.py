@@ -1,7 +1,7 @@
 """The accepting side of the channel to the hosts' agents: who is connected, and what each of them says.
 
-Checks everything before anybody else sees it. A peer that says what the protocol does not allow is dropped with a
-notice; it can never end the controller.
+Checks everything before anybody else sees it. A peer that says what the protocol does not allow is dropped
+with a notice; it can never end the controller.
 """
 
 from __future__ import annotations

@@ -226,7 +226,8 @@ async def _refused(_request: Request, error: Exception) -> Response:
 
 
 async def _http_error(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
+    if not isinstance(error, HTTPException):
+        raise error
     if error.status_code == 405:
         return _error(400, "bad_request", "this route does not know that method", None)
     kind = "not_found" if error.status_code == 404 else "bad_request"

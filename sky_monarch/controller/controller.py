@@ -1,7 +1,7 @@
 """Joins the parts: what arrives is journaled, decided on, and only then acted on.
 
-Crash-only: whatever cannot be handled ends the process, the agent starts it again, and journal and agents tell the
-new one the truth.
+Crash-only: whatever cannot be handled ends the process, the agent starts it again, and journal and agents
+tell the new one the truth.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ class Journal:
         """Store one event; inside :meth:`transaction` only.
 
         Args:
-            event: Has ``event`` and ``wall_ms``; with ``incarnation`` and ``seq`` it is an agent's, stored once.
+            event: Has ``event`` and ``wall_ms``; one with ``incarnation`` and ``seq`` is stored once.
 
         Returns:
             The event with its ``id``; None where it was stored before.

@@ -1,7 +1,7 @@
 """Reads captured output through the agents: merged lines, or the exact bytes of one process.
 
-Bounded memory: a stream holds one chunk of one process and the unfinished lines of those it follows, however large
-the logs are. Nothing is read ahead of the client.
+Bounded memory: a stream holds one chunk of one process and the unfinished lines of those it follows, however
+large the logs are. Nothing is read ahead of the client.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class _Cursor:
 
     process: Process
     only: int | None
-    generation: int | None = None
+    generation: int = 0  # 0: none entered yet
     offset: int = 0
     rest: bytearray = field(default_factory=bytearray)
     silent_since_s: float | None = None
@@ -96,7 +96,7 @@ class _Cursor:
 
     def enter(self, source: Source) -> bool:
         """Go to the first generation, where there is one yet."""
-        if self.generation is None:
+        if not self.generation:
             known = self.generations(source)
             if not known:
                 return False
@@ -105,7 +105,7 @@ class _Cursor:
 
     def leave(self, source: Source) -> bool:
         """Go to the next generation; False where there is none yet."""
-        newer = [number for number in self.generations(source) if number > (self.generation or 0)]
+        newer = [number for number in self.generations(source) if number > self.generation]
         if newer:
             self.generation, self.offset, self.silent_since_s = newer[0], 0, None
         return bool(newer)
@@ -125,7 +125,7 @@ class _Cursor:
         return [self._line(rest)] if rest else []
 
     def _line(self, data: bytes) -> Line:
-        return Line(self.process, self.generation or 0, data.decode(errors="replace"))
+        return Line(self.process, self.generation, data.decode(errors="replace"))
 
 
 class LogReader:
@@ -257,7 +257,6 @@ class LogReader:
         if not cursor.enter(self._source):
             return
         while True:
-            assert cursor.generation is not None
             chunk = await self.read(cursor.process, cursor.generation, cursor.offset, CHUNK_BYTES)
             if chunk.data:
                 cursor.silent_since_s = None
@@ -276,7 +275,7 @@ class LogReader:
 
     def _given_up_on(self, cursor: _Cursor) -> bool:
         """Whether a generation that has a successor was silent for so long that nothing more comes of it."""
-        if not any(number > (cursor.generation or 0) for number in cursor.generations(self._source)):
+        if not any(number > cursor.generation for number in cursor.generations(self._source)):
             return False
         now_s = asyncio.get_running_loop().time()
         if cursor.silent_since_s is None:

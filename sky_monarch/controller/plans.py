@@ -1,4 +1,4 @@
-"""What agents are given: the job turned into plans of the protocol. Pure: reads no file and no environment."""
+"""What agents are given: the job turned into plans of the protocol. Pure: no file, no environment is read."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def build_environment(
 ) -> dict[str, str]:
     """The environment of setup and ranks, before the agent adds its own variables.
 
-    Where the shell that typed ``up`` had no virtual environment active, the folder of ``python`` comes first in
-    ``PATH``: ``python`` in a job means the one that sky-monarch is installed in. A ``PATH`` that the job sets
-    itself stays as it is.
+    Where the shell that typed ``up`` had no virtual environment active, the folder of ``python`` comes first
+    in ``PATH``: ``python`` in a job means the one that sky-monarch is installed in. A ``PATH`` that the job
+    sets itself stays as it is.
 
     Args:
         base: Environment of that shell.

@@ -295,10 +295,14 @@ class _Turn:
         """Draw the conclusions that hold whatever the event was."""
         if self.state.phase.ended:
             return
-        if self.state.phase is RunPhase.STOPPING:
-            if all(group.at_rest or self.state.host(group.host).lost for group in self.state.groups):
-                self._finish()
-            return
+        if self.state.phase is not RunPhase.STOPPING:
+            self._settle_active()
+        if self.state.phase is RunPhase.STOPPING and all(
+            group.at_rest or not self._counts(group) for group in self.state.groups
+        ):
+            self._finish()
+
+    def _settle_active(self) -> None:
         self._prepare()
         able = [group for group in self.state.groups if self._able(group)]
         if len(able) < self.limits.min_replicas:
