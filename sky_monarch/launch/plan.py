@@ -38,13 +38,9 @@ class LocalPlan:
     agent_argv: Sequence[str]
 
 
-def _public(job: Mapping[str, Any]) -> dict[str, Any]:
-    """The job without the values of its ``envs`` and ``secrets``: state files hold the names only."""
-    return {key: sorted(value or ()) if key in ("envs", "secrets") else value for key, value in job.items()}
-
-
 def plan_local(
     job: Mapping[str, Any],
+    private: Mapping[str, Mapping[str, str]],
     *,
     run_id: str,
     state: Path,
@@ -59,7 +55,8 @@ def plan_local(
     """Plan a run on this machine.
 
     Args:
-        job: The JobSpec as JSON values, with ``name``, ``envs`` and ``secrets`` resolved.
+        job: The public JobSpec as JSON values: of ``envs`` and ``secrets`` the names only, paths absolute.
+        private: The values of ``envs`` and ``secrets``.
         run_id: Id of the run.
         state: State folder.
         temporary: Folder for sockets where the state folder's path is too long.
@@ -74,9 +71,10 @@ def plan_local(
     longest = len(str(run_dir / "controller.sock").encode())
     socket_dir = run_dir if longest <= _SOCKET_PATH_LIMIT else temporary / f"sky-monarch-{token[:16]}"
     sockets = {who: str(socket_dir / f"{who}.sock") for who in ("api", "controller", "agent", "lighthouse")}
-    private = str(run_dir / "private.json")
-    common = {"run_id": run_id, "run_dir": str(run_dir), "private": private, "sockets": sockets}
-    kind = job.get("lighthouse") or "sky-monarch"
+    private_path = str(run_dir / "private.json")
+    common = {"run_id": run_id, "run_dir": str(run_dir), "private": private_path, "sockets": sockets}
+    lighthouse = dict(job.get("lighthouse") or {})
+    kind = lighthouse.setdefault("kind", "sky-monarch")
 
     def service(name: str, **more: Any) -> dict[str, Any]:
         return {
@@ -94,7 +92,7 @@ def plan_local(
         "run_id": run_id,
         "host": host,
         "run_dir": str(run_dir),
-        "private": private,
+        "private": private_path,
         "socket": sockets["agent"],
         "controller": f"unix:{sockets['controller']}",
         "services": [
@@ -117,14 +115,19 @@ def plan_local(
             "sockets": sockets,
         },
         files={
-            "job.json": _public(job),
+            "job.json": dict(job),
             "private.json": {
                 "token": token,
                 "base_env": dict(base_env),
-                "envs": dict(job.get("envs") or {}),
-                "secrets": dict(job.get("secrets") or {}),
+                "envs": dict(private.get("envs", {})),
+                "secrets": dict(private.get("secrets", {})),
             },
-            "lighthouse.json": {**common, "kind": kind},
+            "lighthouse.json": {
+                **common,
+                **lighthouse,
+                "replicas": job["replicas"],
+                "min_replicas": job.get("min_replicas", 1),
+            },
             "controller.json": {
                 **common,
                 "job": str(run_dir / "job.json"),
