@@ -34,7 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             from sky_monarch import _core
         except ImportError as error:
-            raise SkyMonarchError(f"the compiled core is missing: {error}", hint="build it: make build") from error
+            raise SkyMonarchError(
+                f"the compiled core is missing: {error}", hint="build it: make build"
+            ) from error
         return int(_core.run_agent(config))
     except SkyMonarchError as error:
         sys.stderr.write(f"error: {error}\n" + (f"hint: {error.hint}\n" if error.hint else ""))

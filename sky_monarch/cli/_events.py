@@ -52,22 +52,33 @@ def _exited(fields: _Fields) -> str:
     return f"{who} {ended}{', ended with its group' if fields.get('collateral') else ''}"
 
 
+def _scheduled(fields: _Fields) -> str:
+    when = seconds(fields.get("delay_s"))
+    return (
+        f"generation {fields.get('generation')} starts in {when}, {fields.get('restarts_left')} restarts left"
+    )
+
+
 _TEXTS: Mapping[str, Callable[[_Fields], str]] = {
-    "setup_started": lambda f: "setup began",
-    "setup_finished": lambda f: f"setup {exit_text(f.get('exit'))}{', out of time' if f.get('timed_out') else ''}",
+    "setup_started": lambda _: "setup began",
+    "setup_finished": lambda f: (
+        f"setup {exit_text(f.get('exit'))}{', out of time' if f.get('timed_out') else ''}"
+    ),
     "generation_started": lambda f: f"generation {f.get('generation')} starts",
-    "rank_spawned": lambda f: f"rank {f.get('rank')} runs, pid {f.get('pid')}{', was on standby' if f.get('warm') else ''}",
+    "rank_spawned": lambda f: (
+        f"rank {f.get('rank')} runs, pid {f.get('pid')}{', was on standby' if f.get('warm') else ''}"
+    ),
     "rank_exited": _exited,
     "generation_ended": lambda f: f"generation {f.get('generation')} ended{_at(f)}: {_cause(f)}",
-    "restart_scheduled": lambda f: (
-        f"generation {f.get('generation')} starts in {seconds(f.get('delay_s'))}, {f.get('restarts_left')} restarts left"
-    ),
+    "restart_scheduled": _scheduled,
     "first_commit": lambda f: f"generation {f.get('generation')} committed step {f.get('step')}",
     "group_given_up": lambda f: f"given up after {f.get('restarts')} restarts: {_cause(f)}",
     "group_done": lambda f: f"done{_at(f)}",
-    "group_stopped": lambda f: "stopped",
+    "group_stopped": lambda _: "stopped",
     "standby_ready": lambda f: f"standby for rank {f.get('rank')} is ready, pid {f.get('pid')}",
-    "injected": lambda f: f"rehearsal: {f.get('fault')} of rank {f.get('rank')}, generation {f.get('generation')}",
+    "injected": lambda f: (
+        f"rehearsal: {f.get('fault')} of rank {f.get('rank')}, generation {f.get('generation')}"
+    ),
     "evicted": lambda f: f"generation {f.get('generation')} evicted at the lighthouse",
     "swept": lambda f: f"left-over processes ended: {', '.join(map(str, f.get('pids') or ()))}",
     "notice": lambda f: str(f.get("message")),

@@ -78,9 +78,10 @@ class _Streams:
     def _put(self, item: Event | LogLine | _End) -> None:
         while not self._over.is_set():
             try:
-                return self.items.put(item, timeout=0.5)
+                self.items.put(item, timeout=0.5)
             except queue.Full:
                 continue  # the terminal is slow: the controller waits for us, nothing is dropped
+            return
 
     def _pump(self, source: Iterator[Event | LogLine]) -> None:
         try:
@@ -217,7 +218,9 @@ def follow(
                         say(f"stopping {run.run_id} …")
                         stop = _Stop(run.folder, grace_s)
             status = _final(run, stop)
-            failures = [] if status.state == "SUCCEEDED" else [event for event in run.events() if is_failure(event)]
+            failures = (
+                [] if status.state == "SUCCEEDED" else [event for event in run.events() if is_failure(event)]
+            )
             view.finish(status, failures)
     except BrokenPipeError:
         if stop is None and not run.status().ended:

@@ -123,7 +123,8 @@ def columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     table = [list(header), *(list(row) for row in rows)]
     widths = [max(len(row[index]) for row in table) for index in range(len(header))]
     return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in table
     ]
 
 
@@ -166,7 +167,15 @@ class Commands(typer.core.TyperGroup):
         except SkyMonarchError as error:
             report(error)
             raise typer.Exit(error.exit_code) from None
-        except (OSError, ValueError, RuntimeError, LookupError, TypeError, ArithmeticError, AttributeError) as error:
+        except (
+            OSError,
+            ValueError,
+            RuntimeError,
+            LookupError,
+            TypeError,
+            ArithmeticError,
+            AttributeError,
+        ) as error:
             if type(error).__module__.split(".")[0] in ("typer", "click"):
                 raise  # click's own Exit and Abort are RuntimeErrors
             known = isinstance(error, OSError)

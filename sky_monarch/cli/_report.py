@@ -53,7 +53,7 @@ def _first_failures(events: Sequence[Event]) -> list[Event]:
 
 
 def failure_lines(status: RunStatus, events: Sequence[Event]) -> list[str]:
-    """Where a run went wrong, on one screen: who, how, the user's file and line, last output, what to type next."""
+    """Where a run went wrong, on one screen: who, how, the user's line, last output, next command."""
     lines: list[str] = []
     if status.setup is not None and status.state == "FAILED_SETUP":
         lines.append(f"setup exited with code {status.setup.exit_code}; its last lines:")
@@ -64,8 +64,8 @@ def failure_lines(status: RunStatus, events: Sequence[Event]) -> list[str]:
         fields = event.fields
         exception, place = culprit(fields.get("tail") or ())
         ended = exit_text(fields.get("exit"), oom=bool(fields.get("oom")))
-        where = f"replica {fields.get('replica')} rank {fields.get('rank')}, generation {fields.get('generation')}"
-        lines.append(f"{where}: {ended}")
+        where = f"replica {fields.get('replica')} rank {fields.get('rank')}"
+        lines.append(f"{where}, generation {fields.get('generation')}: {ended}")
         if exception:
             lines.append(f"  {exception}")
         if place:
@@ -74,7 +74,11 @@ def failure_lines(status: RunStatus, events: Sequence[Event]) -> list[str]:
     if len(shown) > 3:
         lines.append(f"… and {len(shown) - 3} more replicas")
     if not shown:
-        lines += [f"replica {event.fields.get('replica')}: {describe(event)}" for event in events if is_failure(event)][-3:]
+        lines += [
+            f"replica {event.fields.get('replica')}: {describe(event)}"
+            for event in events
+            if is_failure(event)
+        ][-3:]
     if shown:
         slot = f"--replica {shown[0].fields.get('replica')} --rank {shown[0].fields.get('rank')}"
         lines.append(f"next: sky-monarch logs {status.run_id} {slot} --tail 100")
@@ -87,7 +91,18 @@ def recovery_lines(status: RunStatus) -> list[str]:
     """What each failure cost, as a table; empty where nothing failed."""
     if not status.recoveries:
         return []
-    header = ("REPLICA", "GENERATION", "STEP", "DETECT", "EVICT", "SPAWN", "FIRST COMMIT", "LOST STEPS", "START", "CAUSE")
+    header = (
+        "REPLICA",
+        "GENERATION",
+        "STEP",
+        "DETECT",
+        "EVICT",
+        "SPAWN",
+        "FIRST COMMIT",
+        "LOST STEPS",
+        "START",
+        "CAUSE",
+    )
     rows = [
         (
             str(record.replica),
@@ -104,7 +119,10 @@ def recovery_lines(status: RunStatus) -> list[str]:
         for record in status.recoveries
     ]
     count = len(rows)
-    return [f"recovery report: {count} failure{'s' if count != 1 else ''}; times from the death", *columns(header, rows)]
+    return [
+        f"recovery report: {count} failure{'s' if count != 1 else ''}; times from the death",
+        *columns(header, rows),
+    ]
 
 
 def result_line(status: RunStatus) -> str:

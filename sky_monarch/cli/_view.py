@@ -83,7 +83,7 @@ class JsonView(PlainView):
             if isinstance(item, Event):
                 print_json(item.to_json(), indent=None)
 
-    def finish(self, status: RunStatus, failures: list[Event]) -> None:
+    def finish(self, status: RunStatus, failures: list[Event]) -> None:  # noqa: ARG002
         """The final status."""
         print_json(status.to_json(), indent=None)
 
@@ -148,9 +148,21 @@ class LiveView(PlainView):
         from rich.table import Table
 
         goal = "" if status.target_step is None else f"/{status.target_step}"
-        title = f"{status.name}  {status.state}  step {number(status.step)}{goal}  {seconds(status.elapsed_s)}"
+        title = (
+            f"{status.name}  {status.state}  step {number(status.step)}{goal}  {seconds(status.elapsed_s)}"
+        )
         table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-        for header in ("GROUP", "GENERATION", "STATE", "STEP", "LOSS", "QUORUM", "IN IT", "STEPS/S", "RESTARTS"):
+        for header in (
+            "GROUP",
+            "GENERATION",
+            "STATE",
+            "STEP",
+            "LOSS",
+            "QUORUM",
+            "IN IT",
+            "STEPS/S",
+            "RESTARTS",
+        ):
             table.add_column(header, justify="left" if header == "STATE" else "right")
         for group in status.groups:
             left = "" if group.restarts_left is None else f" ({group.restarts_left} left)"

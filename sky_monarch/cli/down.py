@@ -19,7 +19,9 @@ def down(
         typer.Argument(metavar="[NAME]...", help="Names or ids of runs.", autocompletion=run_names),
     ] = None,
     all_: Annotated[bool, typer.Option("--all", "-a", help="All live runs.")] = False,
-    grace: Annotated[float, typer.Option("--grace", metavar="SECONDS", min=0, help="From TERM to KILL.")] = 10.0,
+    grace: Annotated[
+        float, typer.Option("--grace", metavar="SECONDS", min=0, help="From TERM to KILL.")
+    ] = 10.0,
     json: Annotated[bool, typer.Option("--json", help="The final statuses as a JSON list.")] = False,
 ) -> None:
     """End runs, in order. A run that has ended already is no error."""

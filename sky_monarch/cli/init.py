@@ -18,13 +18,12 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Overwrite what is there.")] = False,
 ) -> None:
     """Write a commented job file to start from."""
-    from sky_monarch.config import example_job
+    from sky_monarch.config import INIT_TEMPLATE
 
     target = path / "job.yaml" if path.is_dir() else path
-    text = example_job()
     try:
         with target.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(text)
+            file.write(INIT_TEMPLATE)
     except FileExistsError:
         raise ConfigError(f"{target} exists already", hint="--force overwrites it") from None
     except OSError as error:

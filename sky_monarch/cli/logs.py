@@ -18,15 +18,19 @@ def logs(
         str, typer.Argument(help="Name or id of a run.", autocompletion=run_names, show_default=False)
     ],
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
-    replica: Annotated[int | None, typer.Option("--replica", min=0, help="Of one replica group only.")] = None,
+    replica: Annotated[
+        int | None, typer.Option("--replica", min=0, help="Of one replica group only.")
+    ] = None,
     rank: Annotated[int | None, typer.Option("--rank", min=0, help="Of one rank only.")] = None,
-    generation: Annotated[int | None, typer.Option("--generation", min=1, help="Of one generation only.")] = None,
+    generation: Annotated[int | None, typer.Option("--generation", min=1, help="Of one generation.")] = None,
     setup: Annotated[bool, typer.Option("--setup", help="The output of `setup` instead.")] = False,
-    tail: Annotated[int | None, typer.Option("--tail", min=0, help="The last lines of each rank only.")] = None,
+    tail: Annotated[
+        int | None, typer.Option("--tail", min=0, help="The last lines of each rank only.")
+    ] = None,
 ) -> None:
     """Show what the ranks of a run have printed.
 
-    With --replica and --rank: the exact bytes, without a prefix. Otherwise each line begins with [replica/rank].
+    With --replica and --rank: the exact bytes, without a prefix. Otherwise lines begin with [replica/rank].
     """
     from sky_monarch import sdk
 

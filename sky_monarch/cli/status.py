@@ -19,7 +19,8 @@ __all__ = ["status"]
 
 def status(
     name: Annotated[
-        str | None, typer.Argument(help="Name or id of a run; without it, all live runs.", autocompletion=run_names)
+        str | None,
+        typer.Argument(help="Name or id of a run; without it, all live runs.", autocompletion=run_names),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="As JSON: a list, or one object with NAME.")] = False,
     all_: Annotated[bool, typer.Option("--all", "-a", help="Ended runs as well.")] = False,
@@ -63,7 +64,18 @@ def _details(one: RunStatus) -> None:
         code = "" if one.setup.exit_code is None else f", exit code {one.setup.exit_code}"
         print_line(f"setup {one.setup.state}{code}")
     if one.groups:
-        header = ("GROUP", "GENERATION", "STATE", "STEP", "LOSS", "QUORUM", "STEPS/S", "RESTARTS", "PIDS", "REASON")
+        header = (
+            "GROUP",
+            "GENERATION",
+            "STATE",
+            "STEP",
+            "LOSS",
+            "QUORUM",
+            "STEPS/S",
+            "RESTARTS",
+            "PIDS",
+            "REASON",
+        )
         rows = [
             (
                 str(group.replica),

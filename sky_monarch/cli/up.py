@@ -14,11 +14,15 @@ __all__ = ["up"]
 
 def up(
     job: Annotated[Path, typer.Argument(help="Job file (YAML).", show_default=False)],
-    name: Annotated[str | None, typer.Option("--name", "-n", help="Name of the run; by default the job's.")] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", "-n", help="Name of the run; by default the job's.")
+    ] = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once the run is up.")] = False,
     env: Annotated[
         list[str] | None,
-        typer.Option("--env", metavar="K[=V]", help="Variable for the ranks; without =V taken from your environment."),
+        typer.Option(
+            "--env", metavar="K[=V]", help="Variable for the ranks; without =V taken from your environment."
+        ),
     ] = None,
     secret: Annotated[
         list[str] | None,
@@ -32,10 +36,14 @@ def up(
         list[str] | None,
         typer.Option("--inject", metavar="FAULT", help="Rehearse a fault: kill:replica=1,rank=0,step=30."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan; start and write nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the plan; start and write nothing.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Events and the final status as NDJSON.")] = False,
     logs: Annotated[bool, typer.Option("--logs/--no-logs", help="Show what the ranks print.")] = True,
-    grace: Annotated[float, typer.Option("--grace", metavar="SECONDS", min=0, help="From TERM to KILL on Ctrl-C.")] = 10.0,
+    grace: Annotated[
+        float, typer.Option("--grace", metavar="SECONDS", min=0, help="From TERM to KILL on Ctrl-C.")
+    ] = 10.0,
 ) -> None:
     """Launch JOB, keep it alive, and watch it until it ends.
 
@@ -43,19 +51,27 @@ def up(
     """
     _output.use_json(json)
     from sky_monarch import sdk
-    from sky_monarch.config import parse_overrides
+    from sky_monarch.config import JobFileError, check_job, parse_overrides
     from sky_monarch.sdk import _up
 
-    chosen_env, chosen_secret = parse_overrides(env or ()), parse_overrides(secret or ())
+    checked = check_job(
+        job, env_overrides=parse_overrides(env or ()), secret_overrides=parse_overrides(secret or ())
+    )
+    if checked.job is None:
+        raise JobFileError(checked.source, checked.problems)
+    for problem in checked.problems:
+        _output.say(f"warning: {problem}")
     if dry_run:
-        plan = _up.plan_job(job, name=name, env=chosen_env, secret=chosen_secret, inject=inject or ())
+        plan = _up.plan_job(checked.job, name=name, inject=inject or ())
         return _show_plan(plan.files["job.json"], plan.files["controller.json"]["injections"], json=json)
-    with sdk.up(job, name=name, env=chosen_env, secret=chosen_secret, inject=inject or ()) as run:
+    with sdk.up(checked.job, name=name, inject=inject or ()) as run:
         if detach:
             if json:
                 return _output.print_json(run.status().to_json(), indent=None)
             _output.print_line(f"{run.run_id} is up")
-            return _output.say(f"watch it with `sky-monarch attach {run.name}`, end it with `sky-monarch down {run.name}`")
+            return _output.say(
+                f"watch it with `sky-monarch attach {run.name}`, end it with `sky-monarch down {run.name}`"
+            )
         from sky_monarch.cli._follow import choose_view, follow
 
         if not json:
@@ -70,8 +86,8 @@ def _show_plan(job: object, injections: object, *, json: bool) -> None:
     values = cast("dict[str, Any]", job)
     if json:
         return _output.print_json({"job": values, "injections": injections}, indent=None)
-    groups = f"{values['replicas']} replica groups of {values['ranks_per_replica']}, at least {values['min_replicas']}"
-    _output.print_line(f"{values['name']} on {values['infra']}: {groups}")
+    groups = f"{values['replicas']} replica groups of {values['ranks_per_replica']}"
+    _output.print_line(f"{values['name']} on {values['infra']}: {groups}, at least {values['min_replicas']}")
     for key in ("workdir", "setup", "run"):
         if values.get(key):
             first, *more = str(values[key]).strip().splitlines()

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["agent_environment", "job_environment", "state_dir"]
+__all__ = ["agent_environment", "caller_value", "job_environment", "state_dir"]
 
 _STATE_DIR = "SKY_MONARCH_STATE_DIR"
 
@@ -67,6 +67,11 @@ def state_dir(environ: Mapping[str, str] | None = None) -> Path:
     import platformdirs
 
     return Path(platformdirs.user_state_dir("sky-monarch", appauthor=False))
+
+
+def caller_value(name: str) -> str | None:
+    """Value of one variable of the launching process; None where it is not set."""
+    return os.environ.get(name)
 
 
 def _without_identity(environ: Mapping[str, str]) -> dict[str, str]:

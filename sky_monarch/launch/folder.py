@@ -107,6 +107,11 @@ class RunFolder:
         return _read_json(self.path / "final.json")
 
     @property
+    def job(self) -> dict[str, Any]:
+        """The public job; empty where the launcher did not get that far."""
+        return _read_json(self.path / "job.json") or {}
+
+    @property
     def journal(self) -> Path:
         """The database of events."""
         return self.path / "journal.db"

@@ -85,8 +85,8 @@ def up(
         env: Variables on top of the job's ``envs``; None as a value takes the caller's own.
         secret: The same for ``secrets``.
         inject: Faults to rehearse, such as ``kill:replica=1,rank=0,step=30``.
-        detach: Return at once; with False wait for the end, which must be a success. The run goes on where the
-            waiting is interrupted.
+        detach: Return at once; with False wait for the end, which must be a success. Where the waiting is
+            interrupted, the run goes on.
         timeout_s: Longest wait for the controller to answer.
 
     Raises:

@@ -24,8 +24,12 @@ BASE_URL = "http://controller"
 _CONNECT_S = 5.0
 _REQUEST_S = 10.0
 #: A stream that follows is silent while nothing happens; after this long it is opened anew, which also
-#: notices a controller that is stopped or wedged.
-_FOLLOW_S = 30.0
+#: notices a controller that is stopped or wedged. Logs have no ids: they begin anew at their beginning.
+_FOLLOW_S = {"/v1/events": 30.0, "/v1/logs": 300.0}
+
+
+class Interrupted(errors.ChannelError):
+    """The controller cannot say more just now: its agent is not connected."""
 
 
 def headers(folder: RunFolder) -> dict[str, str]:
@@ -34,18 +38,19 @@ def headers(folder: RunFolder) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
-def timeout(*, follow: bool = False) -> httpx.Timeout:
+def timeout(path: str = "", *, follow: bool = False) -> httpx.Timeout:
     """Deadlines of one request."""
     import httpx
 
-    return httpx.Timeout(_REQUEST_S, connect=_CONNECT_S, read=_FOLLOW_S if follow else _REQUEST_S)
+    read_s = _FOLLOW_S[path] if follow else _REQUEST_S
+    return httpx.Timeout(_REQUEST_S, connect=_CONNECT_S, read=read_s)
 
 
 def transient() -> tuple[type[Exception], ...]:
     """Errors after which the same request may succeed: the agent restarts a dead controller."""
     import httpx
 
-    return (httpx.TransportError, json.JSONDecodeError)
+    return (httpx.TransportError, json.JSONDecodeError, Interrupted)
 
 
 def failure(status_code: int, body: bytes) -> errors.SkyMonarchError:
@@ -56,9 +61,12 @@ def failure(status_code: int, body: bytes) -> errors.SkyMonarchError:
     except (ValueError, KeyError, TypeError):
         message, hint = f"the controller answered {status_code}", None
     kind: type[errors.SkyMonarchError]
-    kind = {400: errors.ConfigError, 401: errors.PeerRefusedError, 404: errors.RunNotFoundError}.get(
-        status_code, errors.ChannelError
-    )
+    kind = {
+        400: errors.ConfigError,
+        401: errors.PeerRefusedError,
+        404: errors.ConfigError,  # the run is known, so it is a replica or rank that is not
+        409: Interrupted,
+    }.get(status_code, errors.ChannelError)
     return kind(message, hint=hint)
 
 
@@ -163,7 +171,12 @@ class LogCursor:
 
     def accept(self, line: str) -> LogLine | None:
         """Take one line of the stream; None where it was had already."""
-        return self.pass_on(LogLine.from_json(json.loads(line))) if line.strip() else None
+        if not line.strip():
+            return None
+        value = json.loads(line)
+        if "line" not in value and "error" in value:
+            raise Interrupted(str(value["error"].get("message")))
+        return self.pass_on(LogLine.from_json(value))
 
     def pass_on(self, line: LogLine) -> LogLine | None:
         """Take one log line; None where it was had already."""

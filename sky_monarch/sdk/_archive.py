@@ -139,6 +139,17 @@ def events(folder: RunFolder, *, after: int = 0) -> Iterator[Event]:
         raise SystemCallError(f"the journal {folder.journal} cannot be read: {error}") from error
 
 
+def _require_known(folder: RunFolder, selection: Selection) -> None:
+    """Refuse a process that the job does not have."""
+    job = folder.job
+    for what, value, count in (
+        ("replica", selection.replica, job.get("replicas")),
+        ("rank", selection.rank, job.get("ranks_per_replica")),
+    ):
+        if value is not None and isinstance(count, int) and value >= count:
+            raise ConfigError(f"this run has no {what} {value}", hint=f"it has 0 to {count - 1}")
+
+
 def _chunks(files: list[Path]) -> Iterator[bytes]:
     for path in files:
         with contextlib.suppress(FileNotFoundError), path.open("rb") as file:  # rotated away meanwhile
@@ -162,6 +173,7 @@ def _split(chunks: Iterator[bytes]) -> Iterator[str]:
 
 def log_lines(folder: RunFolder, selection: Selection, *, tail: int | None = None) -> Iterator[LogLine]:
     """Lines of captured output, slot by slot; of each slot the last ``tail``."""
+    _require_known(folder, selection)
     for slot, replica, rank in selection.slots(folder.path / "logs"):
         lines = (
             LogLine(replica=replica, rank=rank, generation=generation, line=line)
@@ -173,6 +185,7 @@ def log_lines(folder: RunFolder, selection: Selection, *, tail: int | None = Non
 
 def log_bytes(folder: RunFolder, selection: Selection) -> Iterator[bytes]:
     """The exact bytes that the selected process wrote."""
+    _require_known(folder, selection)
     for slot, _, _ in selection.slots(folder.path / "logs"):
         for _, files in selection.segments(slot):
             yield from _chunks(files)

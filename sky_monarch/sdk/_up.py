@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sky_monarch.errors import ConfigError
 from sky_monarch.launch import local
-from sky_monarch.launch.environment import job_environment, state_dir
+from sky_monarch.launch.environment import caller_value, job_environment, state_dir
 from sky_monarch.launch.folder import RunFolder, new_run_id
 from sky_monarch.launch.plan import LocalPlan, plan_local
 from sky_monarch.sdk.run import Run
@@ -25,17 +25,38 @@ __all__ = ["Job", "launch_job", "plan_job"]
 Job: TypeAlias = "str | Path | JobSpec"
 
 
-def _absolute(public: dict[str, Any], base: Path) -> dict[str, Any]:
-    """Paths of the job, seen from the folder of its file."""
+def _load(job: Job, env: Mapping[str, str | None], secret: Mapping[str, str | None]) -> JobSpec:
+    from sky_monarch.config import JobSpec, load_job
 
-    def resolve(path: str) -> str:
-        expanded = Path(path).expanduser()
-        return str((base / expanded).resolve() if not expanded.is_absolute() else expanded)
+    if not isinstance(job, JobSpec):
+        return load_job(Path(job), env_overrides=env, secret_overrides=secret)
+    if not env and not secret:
+        return job
+    private = job.private_values()
+    for section, other, overrides in (("envs", "secrets", env), ("secrets", "envs", secret)):
+        for key, value in overrides.items():
+            found = caller_value(key) if value is None else value
+            if found is None:
+                raise ConfigError(
+                    f"{section}: {key} is not set in your environment", hint=f"export it, or give {key}=VALUE"
+                )
+            private[section][key] = found
+            private[other].pop(key, None)
+    public = {**job.public_dict(), **{section: sorted(values) for section, values in private.items()}}
+    return JobSpec.from_public(public, private)
 
-    public["workdir"] = resolve(public["workdir"])
-    if public.get("checkpoint"):
-        public["checkpoint"] = {**public["checkpoint"], "to": resolve(public["checkpoint"]["to"])}
-    return public
+
+def _named(job: JobSpec, name: str) -> JobSpec:
+    from pydantic import TypeAdapter, ValidationError
+
+    from sky_monarch.config.fields import JobName, slug
+
+    try:
+        TypeAdapter(JobName).validate_python(name)
+    except ValidationError as error:
+        message = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
+        raise ConfigError(f"the name of a run {message}", hint=f"{slug(name)!r} would do") from None
+    return job.model_copy(update={"name": name})
 
 
 def plan_job(
@@ -52,20 +73,21 @@ def plan_job(
         ConfigError: The job, an override or an injection cannot be used.
     """
     from sky_monarch import __version__
-    from sky_monarch.config import apply_overrides, load_job, parse_injection
+    from sky_monarch.config import parse_injection, require_supported
 
-    base = Path.cwd() if not isinstance(job, str | Path) else Path(job).absolute().parent
-    spec = load_job(Path(job)) if isinstance(job, str | Path) else job
-    spec = apply_overrides(spec, name=name, env=env or {}, secret=secret or {})
-    if spec.infra != "local":
-        raise ConfigError(f"infra {spec.infra!r} cannot be used yet", hint="use `infra: local`")
+    spec = _load(job, env or {}, secret or {})
+    if name is not None:
+        spec = _named(spec, name)
+    require_supported(spec)
     injections = [
-        parse_injection(text, replicas=spec.replicas, ranks_per_replica=spec.ranks_per_replica).to_wire(number)
+        parse_injection(text, replicas=spec.replicas, ranks_per_replica=spec.ranks_per_replica).to_wire(
+            number
+        )
         for number, text in enumerate(inject, start=1)
     ]
-    public = _absolute(spec.public_dict(), base)
+    public = {**spec.public_dict(), "workdir": str(spec.resolved_workdir())}
     if not Path(public["workdir"]).is_dir():
-        raise ConfigError(f"workdir {public['workdir']} is not a folder", hint="it is seen from the job file's folder")
+        raise ConfigError(f"workdir {public['workdir']} is no folder")
     return plan_local(
         public,
         spec.private_values(),

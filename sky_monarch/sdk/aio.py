@@ -164,7 +164,7 @@ class AsyncRun(AbstractAsyncContextManager["AsyncRun"]):
             yield known
 
     async def _stream(self, path: str, query: dict[str, str], *, follow: bool) -> AsyncIterator[str]:
-        timeout = _api.timeout(follow=follow)
+        timeout = _api.timeout(path, follow=follow)
         async with self._http().stream("GET", path, params=query, timeout=timeout) as response:
             if response.status_code != 200:
                 raise _api.failure(response.status_code, await response.aread())

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self
 from sky_monarch.errors import ChannelTimeoutError, SkyMonarchError, SystemCallError
 from sky_monarch.launch import local
 from sky_monarch.launch.folder import Phase, RunFolder
+from sky_monarch.launch.process import carrying
 from sky_monarch.sdk import _api, _archive
 from sky_monarch.sdk._archive import Selection
 from sky_monarch.sdk.types import Event, LogLine, RunStatus
@@ -136,6 +137,12 @@ class Run(AbstractContextManager["Run"]):
         if self._folder.phase() is Phase.ENDED:
             self._folder.settle()
 
+    def leftovers(self) -> list[int]:
+        """Pids of this run that live on although it has ended or its agent is dead."""
+        if self._folder.phase() in (Phase.LIVE, Phase.LAUNCHING):
+            return []
+        return [process.pid for process in carrying(self.run_id)]
+
     def events(self, *, after: int = 0, follow: bool = False) -> Iterator[Event]:
         """What happened, oldest first.
 
@@ -200,11 +207,7 @@ class Run(AbstractContextManager["Run"]):
                 time.sleep(patience.delay_s())
             except _api.transient() as error:
                 time.sleep(patience.delay_s(error))
-        if cursor.whole or not began:
-            cursor.rewind()
-            yield from filter(
-                None, map(cursor.pass_on, _archive.log_lines(self._folder, selection, tail=tail))
-            )
+        yield from cursor.rest(self._folder)
 
     def log_bytes(
         self,
@@ -222,25 +225,26 @@ class Run(AbstractContextManager["Run"]):
         """
         selection = Selection(replica=replica, rank=rank, generation=generation, setup=setup)
         selection.require_one_process()
-        if self._folder.phase() is Phase.LIVE:
-            sent = 0
+        patience = _api.Patience(self._folder)
+        sent = 0
+        while self._folder.phase() is Phase.LIVE:
             try:
                 with self._http().stream("GET", "/v1/logs/raw", params=selection.query()) as response:
                     if response.status_code != 200:
                         raise _api.failure(response.status_code, response.read())
+                    skip = sent
                     for chunk in response.iter_raw():
-                        sent += len(chunk)
-                        yield chunk
+                        if fresh := chunk[skip:]:
+                            sent += len(fresh)
+                            yield fresh
+                        skip = max(0, skip - len(chunk))
                 return
-            except _api.transient():
-                if self._folder.phase() is Phase.LIVE:
-                    raise
-            yield from _archive.skip_bytes(_archive.log_bytes(self._folder, selection), sent)
-            return
-        yield from _archive.log_bytes(self._folder, selection)
+            except _api.transient() as error:
+                time.sleep(patience.delay_s(error))
+        yield from _archive.skip_bytes(_archive.log_bytes(self._folder, selection), sent)
 
     def _stream(self, path: str, query: dict[str, str], *, follow: bool) -> Iterator[str]:
-        timeout = _api.timeout(follow=follow)
+        timeout = _api.timeout(path, follow=follow)
         with self._http().stream("GET", path, params=query, timeout=timeout) as response:
             if response.status_code != 200:
                 raise _api.failure(response.status_code, response.read())
