@@ -219,14 +219,15 @@ class Session:
         """
         manager = self._entered()
         self._link.rehearse_faults()
+        if self._begun:
+            return True
         if self.drain_requested:
             raise SystemExit(0)
         if self.finished:
             return False
-        if not self._begun:
-            self._optimizer.zero_grad()
-            self._ask(manager)
-            self._begun, self._averaged = True, False
+        self._ask(manager)
+        self._begun, self._averaged = True, False
+        self._optimizer.zero_grad()
         return True
 
     def average_gradients(self) -> bool:
