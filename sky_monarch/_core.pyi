@@ -1,5 +1,4 @@
-"""The Rust core, as Python sees it. Only ``sky_monarch.actors`` and the thin shells of agent and lighthouse
-import it.
+"""The Rust core, as Python sees it. Only ``sky_monarch.actors`` and the services' thin shells import it.
 
 Core errors arrive as the classes of ``sky_monarch.errors``, one class for each kind:
 invalid_input ConfigError, refused PeerRefusedError, timed_out ChannelTimeoutError, closed ChannelClosedError,
