@@ -87,7 +87,8 @@ def canonical_gpu(text: str) -> str:
     Raises:
         UnknownGpuError: It is in no spelling a model of :data:`GPUS`.
     """
-    words = re.sub(r"[\s_\-®™]+", " ", unicodedata.normalize("NFKC", text).upper())
+    unmarked = re.sub(r"[\s_\-®™]+", " ", text)
+    words = unicodedata.normalize("NFKC", unmarked).upper()
     name = "".join(_DECORATION.sub(" ", words).split())
     if name in GPUS:
         return name
