@@ -10,6 +10,7 @@ import difflib
 import re
 import unicodedata
 from dataclasses import dataclass
+from itertools import takewhile
 
 __all__ = ["GPUS", "MAX_COUNT", "Accelerator", "Gpu", "UnknownGpuError", "canonical_gpu", "parse_accelerator"]
 
@@ -92,12 +93,18 @@ def canonical_gpu(text: str) -> str:
     name = "".join(_DECORATION.sub(" ", words).split())
     if name in GPUS:
         return name
-    near = [known for known in GPUS if name and known.startswith(name)] or difflib.get_close_matches(
-        name, GPUS, 1, 0.7
-    )
-    suggestion = near[0] if near else None
+    near = difflib.get_close_matches(name, GPUS, len(GPUS), 0.7)
+    # Among equally near ones, that which begins alike: MI30X is rather MI300X than MI350X.
+    near.sort(key=lambda known: (-difflib.SequenceMatcher(None, name, known).ratio(), -_alike(name, known)))
+    longer = [known for known in GPUS if name and known.startswith(name)]
+    suggestion = next(iter([*longer, *near]), None)
     shown = text.strip()[:40]
     raise UnknownGpuError(f"{shown!r} is no AMD Instinct GPU of {', '.join(GPUS)}", suggestion=suggestion)
+
+
+def _alike(left: str, right: str) -> int:
+    """Length of the common beginning."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False)))
 
 
 def parse_accelerator(text: str) -> Accelerator:

@@ -111,16 +111,13 @@ def test_one_simple_command_is_executed_without_a_shell(run, expected):
         "a $'x'",
         "command python x",
         "a=b",
-        "%1",
     ],
 )
 def test_anything_else_is_left_to_bash(run):
-    if run == "%1":
-        pytest.skip("job control is off in scripts: bash looks for a program of that name, as we do")
     assert argv(run) is None
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.text(st.sampled_from(" \t\n\\'\"ab=#-.,%^@+:/!é$*~{}[]()|&;<>?`\r"), max_size=14))
 def test_words_are_exactly_those_that_bash_would_pass(tail):
     run = PRINT + tail

@@ -71,7 +71,7 @@ def test_every_injection_is_read_back_from_its_text(fault, replica, rank, when):
         ("kill:replica=1,after=1e999", "after must be"),
         ("kill:replica=1,after=10s", "after must be"),
         ("kill:replica=1,step=3,", "key=value"),
-        ("kill:replica=1;step=3", "replica must be"),
+        ("kill:replica=1;step=3", "exactly one of"),
         ("kill:replica=4,step=3", "the job has replica 0 to 3"),
         ("kill:replica=1,rank=1,step=3", "the job has rank 0 only"),
     ],

@@ -93,6 +93,7 @@ def test_the_order_of_a_set_means_nothing_and_that_of_a_list_does():
     ("value", "suggestion"),
     [
         ("MI30OX:8", "MI300X:8"),
+        ("MI30X:8", "MI300X:8"),
         ("MI300:8", "MI300A:8"),
         ("MI355:4", "MI355X:4"),
         ("8xMI300X", "MI300X:8"),

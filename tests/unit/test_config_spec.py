@@ -224,7 +224,7 @@ yaml_pieces = st.sampled_from(
 )
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.lists(yaml_pieces, max_size=25).map("".join) | st.text(max_size=80), st.booleans())
 def test_no_text_makes_the_loader_raise_anything_but_its_own_error(text, as_bytes):
     source = text.encode("utf-8", "surrogatepass") if as_bytes else text + "\n"
@@ -248,7 +248,7 @@ parts = st.sampled_from(
 )
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.dictionaries(fields, values | st.dictionaries(parts, values, max_size=3), max_size=8))
 def test_no_value_in_any_field_makes_the_loader_raise_anything_but_its_own_error(job):
     checked = check_job(json.dumps(job) + "\n")
@@ -259,7 +259,7 @@ def test_no_value_in_any_field_makes_the_loader_raise_anything_but_its_own_error
 
 def test_command_and_injection_parsing_and_the_package_itself_load_no_pydantic_and_no_yaml():
     code = (
-        "import sys, sky_monarch.config.injection, sky_monarch.config.command; import sky_monarch.config as c;"
+        "import sys, sky_monarch.config.injection, sky_monarch.config.command as _, sky_monarch.config as c;"
         "c.parse_injection('kill:replica=0,step=1'); c.rank_command('x'); c.parse_overrides(['A=b']);"
         "c.problems_as_json([]); c.JobFileError; c.INIT_TEMPLATE;"
         "print([m for m in ('pydantic', 'ruamel', 'ruamel.yaml', 'typer') if m in sys.modules])"
