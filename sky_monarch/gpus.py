@@ -93,13 +93,17 @@ def canonical_gpu(text: str) -> str:
     name = "".join(_DECORATION.sub(" ", words).split())
     if name in GPUS:
         return name
-    near = difflib.get_close_matches(name, GPUS, len(GPUS), 0.7)
     # Among equally near ones, that which begins alike: MI30X is rather MI300X than MI350X.
-    near.sort(key=lambda known: (-difflib.SequenceMatcher(None, name, known).ratio(), -_alike(name, known)))
+    ranked = sorted(GPUS, key=lambda known: (-_nearness(name, known), -_alike(name, known)))
+    near = [known for known in ranked if _nearness(name, known) >= 0.7]
     longer = [known for known in GPUS if name and known.startswith(name)]
     suggestion = next(iter([*longer, *near]), None)
     shown = text.strip()[:40]
     raise UnknownGpuError(f"{shown!r} is no AMD Instinct GPU of {', '.join(GPUS)}", suggestion=suggestion)
+
+
+def _nearness(left: str, right: str) -> float:
+    return difflib.SequenceMatcher(None, left, right).ratio()
 
 
 def _alike(left: str, right: str) -> int:

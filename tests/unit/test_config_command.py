@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from sky_monarch.config import rank_command
@@ -117,8 +117,38 @@ def test_anything_else_is_left_to_bash(run):
     assert argv(run) is None
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.text(st.sampled_from(" \t\n\\'\"ab=#-.,%^@+:/!é$*~{}[]()|&;<>?`\r"), max_size=14))
+pieces = st.sampled_from(
+    [
+        "a",
+        "b=",
+        "é",
+        "-",
+        ".",
+        "/",
+        "%",
+        "^",
+        "@",
+        "+",
+        ":",
+        "!",
+        ",",
+        "#",
+        " ",
+        " ",
+        " ",
+        "\t",
+        "\\\n",
+        "\\ ",
+        "\\a",
+        "\\'",
+    ]
+    + ["'a b'", "'\"$*'", "'\n'", "''", '""', '"a b"', '"\\"\\$\\`\\\\"', '"\\a\\n"', '"\\\n"', "\n"]
+    + ["'", '"', "\\", "$", "*", "~", "{a,b}", "[a]", "?", "|", "&", ";", "<", ">", "(", "`", "\r"]
+)
+
+
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.filter_too_much])
+@given(st.lists(pieces, max_size=9).map("".join))
 def test_words_are_exactly_those_that_bash_would_pass(tail):
     run = PRINT + tail
     words = argv(run)
