@@ -76,7 +76,8 @@ impl Server {
         self.address
     }
 
-    /// Serves until something fails; drop the future to stop.
+    /// Serves until something fails. Dropping the future ends the port and the control channel; connections that are
+    /// open then end with the Tokio runtime.
     pub async fn serve(self) -> Result<()> {
         let routes = http::routes(self.shared.clone(), self.token.as_deref(), &self.run_id);
         let grpc = Transport::builder()
