@@ -1,9 +1,11 @@
 //! The core of sky-monarch, as a library that knows no Python.
 
 pub mod actor;
+pub mod agent_client;
 pub mod channel;
 pub mod error;
 pub mod lighthouse;
+pub mod lighthouse_client;
 pub mod protocol;
 pub mod torchft;
 pub mod wire;
