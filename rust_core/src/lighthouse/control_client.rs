@@ -64,7 +64,9 @@ impl ControlClient {
             // an answer that comes later belongs to nobody
             self.channel = None;
             match error {
-                Some(error) if matches!(error.kind(), ErrorKind::Refused | ErrorKind::InvalidInput) => return Err(error),
+                Some(error) if matches!(error.kind(), ErrorKind::Refused | ErrorKind::InvalidInput) => {
+                    return Err(error);
+                }
                 Some(error) => last = Some(error),
                 None => {}
             }
