@@ -232,7 +232,7 @@ async fn an_evict_frees_waiting_survivors_at_once_and_the_replacement_joins() {
     still_waits(&mut zero).await;
     still_waits(&mut two).await;
 
-    let mut supervisor = lighthouse.supervisor();
+    let supervisor = lighthouse.supervisor();
     let told = Instant::now();
     assert_eq!(supervisor.evict(1, 1, LONG).await.unwrap(), Some(first.quorum_id));
     let second = answered(zero).await.unwrap();
@@ -334,7 +334,7 @@ async fn a_client_that_leaves_or_runs_out_of_time_is_waited_with_no_more() {
 async fn fewer_than_min_replicas_never_form_a_quorum() {
     let lighthouse = Lighthouse::start(json!({"join_timeout_s": 0.05})).await;
     let (managers, _) = lighthouse.three().await;
-    let mut supervisor = lighthouse.supervisor();
+    let supervisor = lighthouse.supervisor();
     supervisor.evict(1, 1, LONG).await.unwrap();
     supervisor.evict(2, 1, LONG).await.unwrap();
     let mut alone = managers[0].ask();
@@ -460,7 +460,7 @@ async fn the_control_channel_is_for_supervisors_of_this_run() {
     let lighthouse = Lighthouse::start(json!({})).await;
     let address =
         format!("unix:{}", lighthouse.folder.path().join("lighthouse.sock").display()).parse().unwrap();
-    let mut stranger = ControlClient::new(address, Credentials::new("run", "wrong"));
+    let stranger = ControlClient::new(address, Credentials::new("run", "wrong"));
     assert_eq!(stranger.evict(0, 1, LONG).await.unwrap_err().kind(), ErrorKind::Refused);
 
     let address =
@@ -476,7 +476,7 @@ async fn the_control_channel_is_for_supervisors_of_this_run() {
 async fn an_evict_outlasts_a_restart_of_the_lighthouse_and_gives_up_at_its_deadline() {
     let mut lighthouse = Lighthouse::start(json!({})).await;
     let (_managers, first) = lighthouse.three().await;
-    let mut supervisor = lighthouse.supervisor();
+    let supervisor = lighthouse.supervisor();
     supervisor.state(LONG).await.unwrap();
     lighthouse.stop().await;
     let error = supervisor.evict(1, 1, SHORT).await.unwrap_err();
