@@ -1,6 +1,12 @@
 //! The core of sky-monarch, as a library that knows no Python.
 
+pub mod actor;
+pub mod agent_client;
+pub mod channel;
 pub mod error;
+pub mod lighthouse_client;
 pub mod protocol;
+pub mod torchft;
+pub mod wire;
 
 pub use error::{Error, ErrorKind, Result};
