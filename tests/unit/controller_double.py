@@ -1,8 +1,8 @@
 """A stand-in for agent and controller of one run: serves the contract's API from files that a test writes.
 
-``python controller_double.py STATE NAME`` makes the run folder, prints the run id once it serves, and goes on until
-``down`` or a signal. In the run folder: ``status.json`` (merged into RunStatus), ``events.ndjson``, ``logs.ndjson``
-and ``raw.bin`` are what the API answers with; ``silent`` makes it hang up on every request while it exists.
+``python controller_double.py STATE NAME`` makes the run folder, prints the run id once it serves, and goes on
+until ``down`` or a signal. In the run folder: ``status.json`` (merged into RunStatus), ``events.ndjson``,
+``logs.ndjson`` and ``raw.bin`` are what the API answers with; while ``silent`` exists it hangs up on requests.
 """
 
 import json
@@ -49,7 +49,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def _status(self):
         extra = json.loads((self.run_dir / "status.json").read_text())
-        return {"run_id": self.run_dir.name, "name": RunFolder(self.run_dir).name, "state": "RUNNING", **extra}
+        return {
+            "run_id": self.run_dir.name,
+            "name": RunFolder(self.run_dir).name,
+            "state": "RUNNING",
+            **extra,
+        }
 
     def _stream(self, file, keep, follow):
         self.send_response(200)
@@ -58,7 +63,9 @@ class Handler(BaseHTTPRequestHandler):
         sent = 0
         while True:
             over = (self.run_dir / "final.json").exists()
-            lines = [line for line in (self.run_dir / file).read_bytes().splitlines() if keep(json.loads(line))]
+            lines = [
+                line for line in (self.run_dir / file).read_bytes().splitlines() if keep(json.loads(line))
+            ]
             for line in lines[sent:]:
                 self.wfile.write(b"%x\r\n%s\n\r\n" % (len(line) + 1, line))
             sent = len(lines)
@@ -83,8 +90,14 @@ class Handler(BaseHTTPRequestHandler):
             after = int(query.get("after", 0))
             self._stream("events.ndjson", lambda event: event["id"] > after, follow)
         elif url.path == "/v1/logs":
-            wanted = {key: int(query[key]) for key in ("replica", "rank", "generation") if query.get(key, "").isdigit()}
-            self._stream("logs.ndjson", lambda line: all(line[key] == value for key, value in wanted.items()), follow)
+            wanted = {
+                key: int(query[key])
+                for key in ("replica", "rank", "generation")
+                if query.get(key, "").isdigit()
+            }
+            self._stream(
+                "logs.ndjson", lambda line: all(line[key] == value for key, value in wanted.items()), follow
+            )
         elif url.path == "/v1/logs/raw":
             body = (self.run_dir / "raw.bin").read_bytes()
             self.send_response(200)

@@ -32,7 +32,9 @@ app()
 
 
 def child(code, *arguments, **options):
-    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60, **options)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60, **options
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -45,7 +47,7 @@ def modules_after(code):
 def help_of(*words):
     return (
         "from sky_monarch.cli import app\n"
-        f"try: app({list(words)!r}, standalone_mode=True)\nexcept SystemExit as leaving: assert leaving.code == 0"
+        f"try: app({list(words)!r})\nexcept SystemExit as leaving: assert leaving.code == 0"
     )
 
 
@@ -64,7 +66,9 @@ def test_importing_the_package_loads_nothing_of_it():
     assert not HEAVY & loaded
 
 
-@pytest.mark.parametrize("package", ["sky_monarch.sdk", "sky_monarch.sdk.aio", "sky_monarch.launch.local", "sky_monarch.cli"])
+@pytest.mark.parametrize(
+    "package", ["sky_monarch.sdk", "sky_monarch.sdk.aio", "sky_monarch.launch.local", "sky_monarch.cli"]
+)
 def test_launchers_import_where_the_compiled_core_is_absent(package):
     hide = (
         "import sys\nclass Hide:\n"
@@ -94,7 +98,11 @@ def test_the_version_is_the_one_of_the_distribution():
 def test_each_command_has_a_module_and_a_help_text():
     commands = {command.name: command for command in cli.app.registered_commands}
     assert {"up", "status", "logs", "events", "down", "validate", "init", "attach"} < set(commands)
-    assert {name for name, command in commands.items() if command.hidden} == {"agent", "controller", "lighthouse"}
+    assert {name for name, command in commands.items() if command.hidden} == {
+        "agent",
+        "controller",
+        "lighthouse",
+    }
     for name, command in commands.items():
         assert command.callback.__doc__
         if not command.hidden:

@@ -52,7 +52,9 @@ def imports(tree):
 
     def visit(node, top, typing):
         for child in ast.iter_child_nodes(node):
-            inner_typing = typing or (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test))
+            inner_typing = typing or (
+                isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
+            )
             inner_top = top and not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
             if isinstance(child, ast.Import):
                 found.extend((alias.name, top, typing) for alias in child.names)

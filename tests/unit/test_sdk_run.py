@@ -1,4 +1,4 @@
-"""The SDK against a process that serves the controller's API, and against what such a process leaves behind."""
+"""The SDK against a process that serves the controller's API, and against what such a process leaves."""
 
 import asyncio
 import json
@@ -54,7 +54,10 @@ def start(state):
 
 
 def write_events(folder, *numbers):
-    lines = [{"id": number, "wall_ms": 1000 + number, "event": "notice", "message": f"n{number}"} for number in numbers]
+    lines = [
+        {"id": number, "wall_ms": 1000 + number, "event": "notice", "message": f"n{number}"}
+        for number in numbers
+    ]
     with (folder.path / "events.ndjson").open("a") as file:
         file.writelines(json.dumps(line) + "\n" for line in lines)
 
@@ -67,8 +70,13 @@ def write_logs(folder, *lines):
 
 def write_journal(folder, *numbers):
     with closing(sqlite3.connect(folder.journal)) as journal, journal:
-        journal.execute("CREATE TABLE events (id INTEGER PRIMARY KEY, wall_ms INTEGER, event TEXT, body TEXT)")
-        rows = [(n, n, "notice", json.dumps({"wall_ms": n, "event": "notice", "message": f"n{n}"})) for n in numbers]
+        journal.execute(
+            "CREATE TABLE events (id INTEGER PRIMARY KEY, wall_ms INTEGER, event TEXT, body TEXT)"
+        )
+        rows = [
+            (n, n, "notice", json.dumps({"wall_ms": n, "event": "notice", "message": f"n{n}"}))
+            for n in numbers
+        ]
         journal.executemany("INSERT INTO events VALUES (?, ?, ?, ?)", rows)
 
 
@@ -80,9 +88,18 @@ def end(folder, process, **final):
 
 def test_status_is_typed_and_keeps_unknown_fields_out(start):
     folder, _ = start()
-    groups = [{"replica": 0, "state": "RUNNING", "generation": 3, "new_field": 1,
-               "ranks": [{"rank": 0, "pid": None, "state": "exited", "exit": {"signal": 9, "oom": True}}]}]
-    (folder.path / "status.json").write_text(json.dumps({"groups": groups, "quorum": {"quorum_id": 7}, "later": 2}))
+    groups = [
+        {
+            "replica": 0,
+            "state": "RUNNING",
+            "generation": 3,
+            "new_field": 1,
+            "ranks": [{"rank": 0, "pid": None, "state": "exited", "exit": {"signal": 9, "oom": True}}],
+        }
+    ]
+    (folder.path / "status.json").write_text(
+        json.dumps({"groups": groups, "quorum": {"quorum_id": 7}, "later": 2})
+    )
     status = sm.status("x")
     assert status.groups[0].generation == 3
     assert str(status.groups[0].ranks[0].exit) == "killed by SIGKILL (out of memory)"
