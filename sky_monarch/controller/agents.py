@@ -6,7 +6,7 @@ with a notice; it can never end the controller.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -27,7 +27,7 @@ class Channel(Protocol):
         """Readable when :meth:`drain` has something."""
         ...
 
-    def drain(self, limit: int) -> list[tuple[int, str, Any]]:
+    def drain(self, limit: int) -> Sequence[tuple[int, str, Any]]:
         """At most ``limit`` items ``(connection, kind, data)``; never waits."""
         ...
 
@@ -39,7 +39,7 @@ class Channel(Protocol):
         """
         ...
 
-    def drop(self, connection: int, reason: str) -> None:
+    def disconnect(self, connection: int, reason: str) -> None:
         """End one connection; nothing happens where it is gone."""
         ...
 
@@ -118,7 +118,7 @@ class Agents:
             raise ProtocolError(f"host {host} has an agent already, pid {known.pid}")
         if known is not None:
             items += self._closed(known.connection, "the agent dialled again")
-            self._channel.drop(known.connection, "the agent dialled again")
+            self._channel.disconnect(known.connection, "the agent dialled again")
         new = _Peer(connection, host, incarnation, peer["pid"])
         self._peers[connection] = self._by_host[host] = new
         items.append(Incoming(kind="connected", host=host, incarnation=incarnation, data=peer))
@@ -142,7 +142,7 @@ class Agents:
 
     def _refuse(self, connection: int, why: str) -> list[Incoming]:
         peer = self._peers.get(connection)
-        self._channel.drop(connection, why)
+        self._channel.disconnect(connection, why)
         refused = Incoming(
             kind="refused",
             host=peer.host if peer else "",
@@ -173,7 +173,7 @@ class Agents:
             self._channel.send(peer.connection, command)
         except ChannelError as error:
             _log.warning("agent cannot be told", host=host, command=command.get("type"), error=str(error))
-            self._channel.drop(peer.connection, str(error))
+            self._channel.disconnect(peer.connection, str(error))
             return False
         return True
 
