@@ -36,7 +36,8 @@ struct Lighthouse {
 impl Lighthouse {
     async fn start(settings: Value) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("private.json"), json!({"token": TOKEN, "envs": {}}).to_string()).unwrap();
+        std::fs::write(folder.path().join("private.json"), json!({"token": TOKEN, "envs": {}}).to_string())
+            .unwrap();
         let (address, runtime) = Self::serve(folder.path(), &settings, "127.0.0.1:0").await;
         Self { folder, address, runtime: Some(runtime), settings }
     }
@@ -85,7 +86,8 @@ impl Lighthouse {
     }
 
     fn supervisor(&self) -> ControlClient {
-        let address = format!("unix:{}", self.folder.path().join("lighthouse.sock").display()).parse().unwrap();
+        let address =
+            format!("unix:{}", self.folder.path().join("lighthouse.sock").display()).parse().unwrap();
         ControlClient::new(address, Credentials::new("run", TOKEN))
     }
 
@@ -205,7 +207,10 @@ async fn a_quorum_forms_once_the_expected_groups_ask_and_carries_what_they_said(
     let two = answered(lighthouse.manager(2, 1, "r2:a").await.ask()).await.unwrap();
     assert_eq!(answered(zero).await.unwrap(), two);
     assert_eq!(answered(one).await.unwrap(), two);
-    assert!(two.created.is_some() && two.participants.iter().all(|member| member.step == 5 && member.world_size == 1));
+    assert!(
+        two.created.is_some()
+            && two.participants.iter().all(|member| member.step == 5 && member.world_size == 1)
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -227,7 +232,7 @@ async fn an_evict_frees_waiting_survivors_at_once_and_the_replacement_joins() {
     still_waits(&mut zero).await;
     still_waits(&mut two).await;
 
-    let mut supervisor = lighthouse.supervisor();
+    let supervisor = lighthouse.supervisor();
     let told = Instant::now();
     assert_eq!(supervisor.evict(1, 1, LONG).await.unwrap(), Some(first.quorum_id));
     let second = answered(zero).await.unwrap();
@@ -248,7 +253,11 @@ async fn an_evict_frees_waiting_survivors_at_once_and_the_replacement_joins() {
     };
     assert_eq!(answered(replacement).await.unwrap(), third);
     assert_eq!(ids(&third), ["r0:a", "r1:b", "r2:a"]);
-    assert_eq!(supervisor.evict(1, 1, LONG).await.unwrap(), Some(first.quorum_id), "a repeated evict harms nobody");
+    assert_eq!(
+        supervisor.evict(1, 1, LONG).await.unwrap(),
+        Some(first.quorum_id),
+        "a repeated evict harms nobody"
+    );
     assert_eq!(supervisor.evict(7, 1, LONG).await.unwrap(), None);
 }
 
@@ -269,7 +278,10 @@ async fn a_fenced_generation_is_refused_with_the_reason() {
     ];
     for status in refused {
         assert_eq!(status.code(), Code::FailedPrecondition);
-        assert!(status.message().contains("replica 1 generation") && status.message().contains("2 is the first"), "{status}");
+        assert!(
+            status.message().contains("replica 1 generation") && status.message().contains("2 is the first"),
+            "{status}"
+        );
     }
 }
 
@@ -302,11 +314,13 @@ async fn a_client_that_leaves_or_runs_out_of_time_is_waited_with_no_more() {
     eventually("it asks", async || lighthouse.snapshot().await["replicas"][0]["asking"] == true).await;
     asked.abort();
     drop(gone);
-    eventually("its ask is dropped", async || lighthouse.snapshot().await["replicas"][0]["asking"] == false).await;
+    eventually("its ask is dropped", async || lighthouse.snapshot().await["replicas"][0]["asking"] == false)
+        .await;
 
     let late = lighthouse.manager(1, 1, "r1:a").await.ask_within(SHORT);
     assert!(matches!(answered(late).await.unwrap_err().code(), Code::DeadlineExceeded | Code::Cancelled));
-    eventually("both are withdrawn", async || lighthouse.snapshot().await["counters"]["withdrawn"] == 2).await;
+    eventually("both are withdrawn", async || lighthouse.snapshot().await["counters"]["withdrawn"] == 2)
+        .await;
 
     // neither of the two is in the quorum that the next three form
     let mut all: Vec<_> = Vec::new();
@@ -320,7 +334,7 @@ async fn a_client_that_leaves_or_runs_out_of_time_is_waited_with_no_more() {
 async fn fewer_than_min_replicas_never_form_a_quorum() {
     let lighthouse = Lighthouse::start(json!({"join_timeout_s": 0.05})).await;
     let (managers, _) = lighthouse.three().await;
-    let mut supervisor = lighthouse.supervisor();
+    let supervisor = lighthouse.supervisor();
     supervisor.evict(1, 1, LONG).await.unwrap();
     supervisor.evict(2, 1, LONG).await.unwrap();
     let mut alone = managers[0].ask();
@@ -339,7 +353,10 @@ async fn a_silent_member_is_dropped_and_never_listed_again() {
     let began = Instant::now();
     let two = managers[2].ask();
     let quorum = answered(managers[0].ask()).await.unwrap();
-    assert!(began.elapsed() > Duration::from_millis(200), "a live connection is no reason to be dropped sooner");
+    assert!(
+        began.elapsed() > Duration::from_millis(200),
+        "a live connection is no reason to be dropped sooner"
+    );
     assert_eq!(ids(&quorum), ["r0:a", "r2:a"]);
     assert_eq!(answered(two).await.unwrap(), quorum);
     let shown = lighthouse.snapshot().await;
@@ -401,7 +418,12 @@ async fn status_and_metrics_show_steps_and_reasons_to_who_has_the_token() {
     let lighthouse = Lighthouse::start(json!({})).await;
     let (_managers, first) = lighthouse.three().await;
     for path in ["/status.json", "/metrics"] {
-        for authorization in ["", "authorization: Bearer\r\n", "authorization: Bearer wrong\r\n", "authorization: Basic s3cret-token\r\n"] {
+        for authorization in [
+            "",
+            "authorization: Bearer\r\n",
+            "authorization: Bearer wrong\r\n",
+            "authorization: Basic s3cret-token\r\n",
+        ] {
             assert_eq!(lighthouse.get(path, authorization).await.0, 401, "{path} {authorization}");
         }
     }
@@ -413,7 +435,10 @@ async fn status_and_metrics_show_steps_and_reasons_to_who_has_the_token() {
     assert_eq!(shown["quorum_id"], first.quorum_id);
     assert_eq!(shown["history"][0]["reason"], "all 3 expected replicas asked");
     assert_eq!(shown["replicas"][2]["step"], 5);
-    assert_eq!((&shown["replicas"][2]["replica"], &shown["replicas"][2]["generation"]), (&json!(2), &json!(1)));
+    assert_eq!(
+        (&shown["replicas"][2]["replica"], &shown["replicas"][2]["generation"]),
+        (&json!(2), &json!(1))
+    );
     let (code, text) = lighthouse.get("/metrics", &bearer).await;
     assert_eq!(code, 200);
     for line in [
@@ -423,20 +448,27 @@ async fn status_and_metrics_show_steps_and_reasons_to_who_has_the_token() {
     ] {
         assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
     }
-    assert_eq!(lighthouse.get("/replica/r1:a/kill", &bearer).await.0, 200, "unknown paths get gRPC's own answer");
+    assert_eq!(
+        lighthouse.get("/replica/r1:a/kill", &bearer).await.0,
+        200,
+        "unknown paths get gRPC's own answer"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_control_channel_is_for_supervisors_of_this_run() {
     let lighthouse = Lighthouse::start(json!({})).await;
-    let address = format!("unix:{}", lighthouse.folder.path().join("lighthouse.sock").display()).parse().unwrap();
-    let mut stranger = ControlClient::new(address, Credentials::new("run", "wrong"));
+    let address =
+        format!("unix:{}", lighthouse.folder.path().join("lighthouse.sock").display()).parse().unwrap();
+    let stranger = ControlClient::new(address, Credentials::new("run", "wrong"));
     assert_eq!(stranger.evict(0, 1, LONG).await.unwrap_err().kind(), ErrorKind::Refused);
 
-    let address = format!("unix:{}", lighthouse.folder.path().join("lighthouse.sock").display()).parse().unwrap();
+    let address =
+        format!("unix:{}", lighthouse.folder.path().join("lighthouse.sock").display()).parse().unwrap();
     let peer = Peer::Session { slot: Slot { replica: 0, rank: 0 }, generation: 1, pid: 1, target_step: None };
     let credentials = Credentials::new("run", TOKEN);
-    let dialled: Result<Channel<Command, Report>, _> = connect(&address, peer, &credentials, &Limits::default(), LONG).await;
+    let dialled: Result<Channel<Command, Report>, _> =
+        connect(&address, peer, &credentials, &Limits::default(), LONG).await;
     assert_eq!(dialled.unwrap_err().kind(), ErrorKind::Refused);
 }
 
@@ -444,7 +476,7 @@ async fn the_control_channel_is_for_supervisors_of_this_run() {
 async fn an_evict_outlasts_a_restart_of_the_lighthouse_and_gives_up_at_its_deadline() {
     let mut lighthouse = Lighthouse::start(json!({})).await;
     let (_managers, first) = lighthouse.three().await;
-    let mut supervisor = lighthouse.supervisor();
+    let supervisor = lighthouse.supervisor();
     supervisor.state(LONG).await.unwrap();
     lighthouse.stop().await;
     let error = supervisor.evict(1, 1, SHORT).await.unwrap_err();
@@ -469,7 +501,8 @@ async fn what_would_be_open_to_others_is_refused_before_anything_is_bound() {
         let mut config = json!({"run_id": "run", "min_replicas": 1, "state": state});
         config.as_object_mut().unwrap().extend(settings.as_object().unwrap().clone());
         let config = Config::parse(&config.to_string()).unwrap();
-        let error = Server::open(&config, &BTreeMap::new()).await.err().unwrap_or_else(|| panic!("{settings}"));
+        let error =
+            Server::open(&config, &BTreeMap::new()).await.err().unwrap_or_else(|| panic!("{settings}"));
         assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
     }
 }

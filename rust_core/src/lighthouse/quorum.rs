@@ -140,7 +140,9 @@ impl fmt::Display for FormReason {
             }
             Self::Unchanged => write!(f, "same members"),
             Self::Restored => write!(f, "same members; the lighthouse was restarted"),
-            Self::CommitFailed { failed } => write!(f, "same members; the last commit failed on {}", failed.join(", ")),
+            Self::CommitFailed { failed } => {
+                write!(f, "same members; the last commit failed on {}", failed.join(", "))
+            }
             Self::Changed { joined, evicted, silent } => {
                 let parts = [("joined", joined), ("evicted", evicted), ("silent", silent)];
                 let said: Vec<String> = parts
@@ -197,8 +199,12 @@ impl fmt::Display for WaitReason {
         match self {
             Self::NobodyAsks => write!(f, "no live replica asks"),
             Self::MembersMissing { missing } => write!(f, "waiting for live members: {}", missing.join(", ")),
-            Self::TooFew { asked, min_replicas } => write!(f, "{asked} asked, min_replicas is {min_replicas}"),
-            Self::Starting { asked, expected } => write!(f, "starting: {asked} of {expected} expected replicas asked"),
+            Self::TooFew { asked, min_replicas } => {
+                write!(f, "{asked} asked, min_replicas is {min_replicas}")
+            }
+            Self::Starting { asked, expected } => {
+                write!(f, "starting: {asked} of {expected} expected replicas asked")
+            }
         }
     }
 }

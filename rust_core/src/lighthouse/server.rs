@@ -51,7 +51,11 @@ impl Server {
             return Err(Error::new(ErrorKind::InvalidInput, OPERATION, "control must be unix:<path>"));
         }
         if control.is_some() && token.is_none() {
-            return Err(Error::new(ErrorKind::InvalidInput, OPERATION, "control needs a token: set 'private'"));
+            return Err(Error::new(
+                ErrorKind::InvalidInput,
+                OPERATION,
+                "control needs a token: set 'private'",
+            ));
         }
         let ledger = Ledger::open(config.state.as_deref(), &config.run_id)?;
         let bound = listener::open(environment, config.listen, token.is_some())?;

@@ -12,7 +12,8 @@ use super::listener::Via;
 use super::registry::{ConnectionId, Registry};
 use crate::torchft::lighthouse_service_server::LighthouseService;
 use crate::torchft::{
-    LighthouseHeartbeatRequest, LighthouseHeartbeatResponse, LighthouseQuorumRequest, LighthouseQuorumResponse,
+    LighthouseHeartbeatRequest, LighthouseHeartbeatResponse, LighthouseQuorumRequest,
+    LighthouseQuorumResponse,
 };
 
 /// Who sent a request, put into its extensions once it is authenticated; none: nobody that we know.
@@ -103,8 +104,10 @@ impl LighthouseService for Service {
         request: Request<LighthouseQuorumRequest>,
     ) -> Result<Response<LighthouseQuorumResponse>, Status> {
         let (connection, identity) = caller(&request)?;
-        let requester =
-            request.into_inner().requester.ok_or_else(|| Status::invalid_argument("the requester is missing"))?;
+        let requester = request
+            .into_inner()
+            .requester
+            .ok_or_else(|| Status::invalid_argument("the requester is missing"))?;
         let id = requester.replica_id.clone();
         let (ticket, answer) = self.shared.lock().ask(Instant::now(), connection, identity, requester)?;
         self.shared.wake();
