@@ -12,8 +12,4 @@ from sky_monarch.actors.channel_server import ChannelServer
 from sky_monarch.actors.lighthouse_client import LighthouseClient
 from sky_monarch.actors.lighthouse_control import LighthouseControl
 
-<<<<<<< HEAD
-__all__ = ["AgentClient", "ChannelClient", "ChannelServer", "LighthouseClient"]
-=======
-__all__ = ["AgentClient", "ChannelServer", "LighthouseClient", "LighthouseControl"]
->>>>>>> lighthouse
+__all__ = ["AgentClient", "ChannelClient", "ChannelServer", "LighthouseClient", "LighthouseControl"]
