@@ -482,8 +482,10 @@ def test_a_process_that_ends_without_a_close_still_says_its_last_word(path: Path
 
 def test_ctrl_c_ends_a_wait_at_once(path: Path) -> None:
     code = """
-print("waiting", flush=True)
+import threading
 try:
+    # From another thread, so that the main one is in its wait by then.
+    threading.Timer(0.2, lambda: print("waiting", flush=True)).start()
     client.recv(timeout_s=60)
 except KeyboardInterrupt:
     print("interrupted", flush=True)
