@@ -1,8 +1,8 @@
 """The lighthouse's process: ``python -m sky_monarch.lighthouse CONFIG``.
 
-Ours is in the Rust core. With ``"kind": "torchft"`` it is TorchFT's own, for comparison and as a way out. That
-one asks nobody who they are: whoever reaches its port can join or disturb the quorum, and the page on the same
-port can end a trainer. It is bound to loopback here, which keeps other hosts out, not other users of this one.
+Ours is in the Rust core. With ``"kind": "torchft"`` it is TorchFT's own, for comparison and as a way out.
+That one asks nobody who they are: whoever reaches its port can join or disturb the quorum, and the page on
+that port can end a trainer. It is bound to loopback: that keeps other hosts out, not other users here.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _number(config: Mapping[str, Any], key: str, default: float) -> Any:
 
 
 def _torchft_server() -> Callable[..., Any]:
-    """TorchFT's server class, from its extension module alone: the package would import torch, for seconds."""
+    """TorchFT's server class, from its extension module alone: the package would import torch (seconds)."""
     from importlib.machinery import PathFinder
     from importlib.util import find_spec, module_from_spec
 
