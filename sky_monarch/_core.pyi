@@ -1,5 +1,4 @@
-"""The Rust core, as Python sees it. Only ``sky_monarch.actors`` and the thin shells of agent and lighthouse
-import it.
+"""The Rust core, as Python sees it. Only ``sky_monarch.actors`` and the services' thin shells import it.
 
 Core errors arrive as the classes of ``sky_monarch.errors``, one class for each kind:
 invalid_input ConfigError, refused PeerRefusedError, timed_out ChannelTimeoutError, closed ChannelClosedError,
@@ -15,6 +14,7 @@ from typing import Any, Final, Literal, final
 __all__ = [
     "PROTOCOL_VERSION",
     "AgentClient",
+    "ChannelClient",
     "ChannelServer",
     "LighthouseClient",
     "LighthouseControl",
@@ -73,8 +73,57 @@ class ChannelServer:
             FrameTooLargeError: The command, or the queue of a peer that does not keep up, exceeds its bound.
         """
 
+    def disconnect(self, connection: int, reason: str) -> None:
+        """Hang up on one peer, after what is queued for it; nothing happens where it is gone.
+
+        Raises:
+            ChannelClosedError: The server was closed.
+        """
+
     def close(self) -> None:
         """Stop listening and hang up, after what is queued (2 s at most). Does nothing the second time."""
+
+@final
+class ChannelClient:
+    """One connection that says whatever it is told to: for simulated agents, and hostile ones."""
+
+    def __new__(
+        cls, address: str, token: str, run_id: str, hello: Mapping[str, Any], timeout_s: float
+    ) -> ChannelClient:
+        """Dial ``address``.
+
+        Args:
+            address: Where the peer listens.
+            token: Secret of the run.
+            run_id: The run.
+            hello: Who dials: ``{"role": "agent", ...}`` or ``{"role": "session", ...}``.
+            timeout_s: Longest wait for the peer's answer, in seconds.
+
+        Raises:
+            ConfigError: The address or ``hello`` cannot be used.
+            PeerRefusedError: The peer does not want us; the message says why.
+            ChannelClosedError: Nobody listens.
+            ChannelTimeoutError: Nobody answers.
+        """
+
+    def send(self, message: object) -> None:
+        """Send anything that msgpack can hold; waits while the peer does not keep up, 10 s at most.
+
+        Raises:
+            ChannelClosedError: The connection is gone.
+            ChannelTimeoutError: The peer does not keep up.
+            FrameTooLargeError: It exceeds the bound of a frame.
+        """
+
+    def recv(self, timeout_s: float) -> Any:
+        """Wait for the next message; None after ``timeout_s``.
+
+        Raises:
+            ChannelClosedError: The connection is gone and everything was received.
+        """
+
+    def close(self) -> None:
+        """Hang up, after what is queued (2 s at most). Does nothing the second time."""
 
 @final
 class AgentClient:

@@ -1,6 +1,7 @@
 //! `sky_monarch._core`: converts, releases the GIL, calls the core, maps the error.
 
 mod agent_client;
+mod channel_client;
 mod channel_server;
 mod convert;
 mod error;
@@ -14,6 +15,7 @@ use pyo3::prelude::*;
 #[pymodule]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<agent_client::AgentClient>()?;
+    module.add_class::<channel_client::ChannelClient>()?;
     module.add_class::<channel_server::ChannelServer>()?;
     module.add_class::<lighthouse_client::LighthouseClient>()?;
     module.add_class::<lighthouse_control::LighthouseControl>()?;
