@@ -76,7 +76,7 @@ def _read(arguments: Sequence[str]) -> dict[str, Any]:
 def _core_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """The launcher's file in the core's words: paths follow from the run folder unless they are given."""
     core = {key: config[key] for key in _CORE_KEYS if key in config}
-    if "sockets" in config:
+    if "sockets" in config and config.get("private") is not None:
         core.setdefault("control", f"unix:{config['sockets']['lighthouse']}")
     if "run_dir" in config:
         core.setdefault("state", str(Path(config["run_dir"], "lighthouse.state")))
