@@ -1,7 +1,7 @@
 """AMD Instinct accelerators: what this version knows of them, and one spelling for each.
 
-Memory and architecture are those of AMD's data sheets and of LLVM's AMDGPU processor table. A name that is not in
-the table is refused: a typo would otherwise be found out by a provisioner, or by nobody.
+Memory and architecture are those of AMD's data sheets and of LLVM's AMDGPU processor table. A name that is
+not in the table is refused: a typo would otherwise be found out by a provisioner, or by nobody.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The job file: what it may say, how it is read, and what is wrong with it.
 
-Importing this package costs nothing; pydantic and the YAML reader are loaded with the first name that needs them.
+Importing this package costs nothing; pydantic and the YAML reader are loaded with the first name that needs
+them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Fields that must agree with each other.
 
-The checks read plain values, so that the loader can run them on a file of which other fields are wrong, and skip
-each check whose own fields are not usable.
+The checks read plain values, so that the loader can run them on a file of which other fields are wrong, and
+skip each check whose own fields are not usable.
 """
 
 from __future__ import annotations
@@ -13,9 +13,13 @@ from typing import Any
 from sky_monarch.config.command import rank_command
 from sky_monarch.config.problem import Severity
 
-__all__ = ["Finding", "disagreements"]
+__all__ = ["LADDER", "Finding", "disagreements"]
 
-_LADDER = "heartbeat_timeout_s < process_group_timeout_s < quorum_timeout_s, and heartbeat_timeout_s < join_timeout_s <= quorum_timeout_s"
+LADDER = (
+    "heartbeat_timeout_s < process_group_timeout_s < quorum_timeout_s, "
+    "and heartbeat_timeout_s < join_timeout_s <= quorum_timeout_s"
+)
+"""Order in which the timeouts of ``lighthouse`` must stand."""
 
 _RUNGS: tuple[tuple[str, str, bool, str], ...] = (
     # (lower, higher, may be equal, why)
@@ -109,7 +113,7 @@ def _timeouts(job: Mapping[str, Any]) -> list[Finding]:
             continue
         relation = "must not be longer than" if equal else "must be shorter than"
         message = f"{lower} ({low:g}) {relation} {higher} ({high:g}): {why}"
-        found.append(Finding(("lighthouse", lower), message, f"the order is {_LADDER}"))
+        found.append(Finding(("lighthouse", lower), message, f"the order is {LADDER}"))
     return found
 
 

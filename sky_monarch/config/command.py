@@ -1,8 +1,8 @@
 """How a rank's command is executed: directly, or by a shell.
 
-A command that needs no shell gets none: one process less between the agent and the rank, signals and exit codes
-that are the program's own, and a Python command that a warm standby can take over. The test for it is strict: where
-bash would do anything but split words and remove quotes, bash does it.
+A command that needs no shell gets none: one process less between the agent and the rank, signals and exit
+codes that are the program's own, and a Python command that a warm standby can take over. The test for it is
+strict: where bash would do anything but split words and remove quotes, bash does it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ class ShellCommand(TypedDict):
     script: str
 
 
-# Unquoted, each of these can make bash do more than split words: operators, expansions, globs, braces, tildes.
+# Unquoted, each of these can make bash do more than split words: operators, expansions, globs, braces,
+# tildes.
 _ACTIVE = frozenset("|&;<>()$`*?[]{}~")
 
-# What `compgen -b` and `compgen -k` of bash 5.2 list, less the words that hold an active character. A program of the
-# same name may exist (`echo`, `true`, `test`), but bash would not run it.
+# What `compgen -b` and `compgen -k` of bash 5.2 list, less the words that hold an active character. A program
+# of the same name may exist (`echo`, `true`, `test`), but bash would not run it.
 _BASH_WORDS = frozenset(
     [
         ".",
@@ -124,8 +125,8 @@ def rank_command(run: str) -> ExecCommand | ShellCommand:
         run: Text of the job file's ``run``.
 
     Returns:
-        ``{"kind": "exec", "argv": [...]}`` where ``run`` is one simple command whose words mean themselves, else
-        ``{"kind": "shell", "script": run}``.
+        ``{"kind": "exec", "argv": [...]}`` where ``run`` is one simple command whose words mean
+        themselves, else ``{"kind": "shell", "script": run}``.
     """
     argv = _simple_words(run)
     if argv is None or not argv[0] or argv[0] in _BASH_WORDS:

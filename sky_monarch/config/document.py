@@ -1,8 +1,8 @@
 """A YAML 1.2 reader that keeps positions and the literal text of each scalar.
 
 ruamel.yaml scans and parses; this file only builds a tree from its events, because what ruamel's constructors
-return has lost what a job file needs: the text as typed (``010``, ``yes``, ``1.10``), the line of every key, and
-all duplicate keys at once. The limits below bound the time and memory that any file can cost.
+return has lost what a job file needs: the text as typed (``010``, ``yes``, ``1.10``), the line of every key,
+and all duplicate keys at once. The limits below bound the time and memory that any file can cost.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ MAX_EXPANDED = 2 * 1024 * 1024
 NODE_COST = 32
 """What a node counts for besides its text."""
 
-# YAML 1.2, c-printable, without the three line separators: 1.2 reads those as text where 1.1 (and here and there
-# ruamel) breaks the line, so a value holding one would arrive changed.
+# YAML 1.2, c-printable, without the three line separators: 1.2 reads those as text where 1.1 (and here and
+# there ruamel) breaks the line, so a value holding one would arrive changed.
 _UNPRINTABLE = re.compile(
     "[^\t\n\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]"
 )
@@ -122,10 +122,10 @@ class DocumentError(Exception):
 
 
 def read_document(text: str) -> tuple[Node, list[Problem]]:
-    """Read the one document of a job file.
+    r"""Read the one document of a job file.
 
     Args:
-        text: Decoded text with ``\\n`` line ends and without a byte order mark.
+        text: Decoded text with ``\n`` line ends and without a byte order mark.
 
     Returns:
         The root node, and the problems that do not stop the reading (duplicate keys).
@@ -277,8 +277,8 @@ def _safe_events(text: str) -> Iterator[Event]:
     except MarkedYAMLError as error:
         raise _syntax_error(error, text) from error
     except Exception as error:
-        # The scanner lets ValueError, OverflowError and others through on bad escapes and directives; whatever a
-        # file does to it is that file's fault and no traceback of ours.
+        # The scanner lets ValueError, OverflowError and others through on bad escapes and directives;
+        # whatever a file does to it is that file's fault and no traceback of ours.
         raise _refused(f"is no YAML that can be read ({error})") from error
 
 

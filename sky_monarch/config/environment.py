@@ -1,7 +1,7 @@
 """Environment variables of a job: which names and values a rank's environment can take.
 
-The rules are the operating system's (a process environment holds no NUL, and Linux caps one entry), the agent's
-(it sets some names itself) and the wire's (texts are UTF-8).
+The rules are the operating system's (a process environment holds no NUL, and Linux caps one entry), the
+agent's (it sets some names itself) and the wire's (texts are UTF-8).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ MAX_ENTRY_BYTES = 128 * 1024
 """Longest ``NAME=value`` with its final NUL: MAX_ARG_STRLEN of Linux, 32 pages of 4 KiB."""
 
 MAX_TOTAL_BYTES = 1024 * 1024
-"""Most that all variables of a job may hold. Linux gives arguments and environment a quarter of the stack limit
-together, 2 MiB by default, and the caller's own environment needs its share."""
+"""Most that all variables of a job may hold. Linux gives arguments and environment a quarter of the stack
+limit together, 2 MiB by default, and the caller's own environment needs its share."""
 
 RESERVED: Mapping[str, str] = {
     **dict.fromkeys(
@@ -122,8 +122,8 @@ def parse_override(text: str) -> tuple[str, str | None]:
     """Split the argument of ``--env`` or ``--secret``.
 
     Returns:
-        Name and value for ``KEY=VALUE`` (VALUE may hold more ``=``); name and None for ``KEY`` alone, whose value is
-        taken from the caller's environment.
+        Name and value for ``KEY=VALUE`` (VALUE may hold more ``=``); name and None for ``KEY`` alone, whose
+        value is taken from the caller's environment.
     """
     name, equals, value = text.partition("=")
     return name, value if equals else None

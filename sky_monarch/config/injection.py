@@ -14,7 +14,10 @@ __all__ = ["FORM", "Fault", "Injection", "parse_injection"]
 
 Fault = Literal["kill", "hang", "exit", "oom"]
 
-FORM = "FAULT:replica=N,rank=N,step=N or FAULT:replica=N,rank=N,after=SECONDS, where FAULT is kill, hang, exit or oom"
+FORM = (
+    "FAULT:replica=N,rank=N,step=N or FAULT:replica=N,rank=N,after=SECONDS, "
+    "where FAULT is kill, hang, exit or oom"
+)
 """The right form, for error messages and help."""
 
 _FAULTS: tuple[str, ...] = get_args(Fault)

@@ -1,6 +1,7 @@
 """From a job file to a :class:`JobSpec`, or to everything that is wrong with it.
 
-One pass finds all: a check that cannot run because its own field is unusable is skipped, the others still run.
+One pass finds all: a check that cannot run because its own field is unusable is skipped, the others
+still run.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from sky_monarch.config import environment
 from sky_monarch.config.checks import disagreements
 from sky_monarch.config.document import (
     DocumentError,
@@ -36,10 +36,9 @@ from sky_monarch.config.resources import ResourceOption, Resources, parse_accele
 from sky_monarch.config.source import Source, read_source
 from sky_monarch.config.spec import Checkpoint, JobSpec, Lighthouse, Logs, Recovery
 from sky_monarch.config.suggestions import suggest
+from sky_monarch.config.variables import Overrides, read_variables
 
 __all__ = ["Checked", "check_job", "load_job"]
-
-Overrides = Mapping[str, str | None]
 
 _SECTIONS: dict[str, type[Part]] = {
     "": JobSpec,
@@ -115,8 +114,9 @@ def check_job(
     environ: Mapping[str, str] | None = None,
     base_dir: Path | None = None,
 ) -> Checked:
-    """Read a job file and say all that there is to say about it; arguments as for :func:`load_job`. Never raises
-    for what a file holds.
+    """Read a job file and say all that there is to say about it.
+
+    The arguments are those of :func:`load_job`. Nothing that a file holds makes this raise.
     """
     is_path = isinstance(source, os.PathLike) or (isinstance(source, str) and not {"\n", "\r"} & set(source))
     shown = ascii(os.fspath(source))[1:-1] if is_path else "<text>"
@@ -153,15 +153,13 @@ class _Loader:
             )
             return None
         values = self._plain_table(self.root, ())
-        values.update(self._variables(overrides, environ))
+        values.update(read_variables(self.root, overrides, environ, self._problem))
         self._resolve_paths(values)
         job = self._validated(values, file)
         self._disagreements(values)
         if any(problem.severity == "error" for problem in self.problems):
             return None
         return job
-
-    # Values ---------------------------------------------------------------------------------------------------
 
     def _plain_table(self, table: Table, path: NodePath) -> dict[str, Any]:
         values = {}
@@ -204,82 +202,6 @@ class _Loader:
         if len(section) == 3 and section[0] == "resources" and section[1] in ("any_of", "ordered"):
             return _OPTION_FIELDS["resources"]
         return _FIELDS.get(path_text(section)) if len(section) < 2 else None
-
-    # Environment ----------------------------------------------------------------------------------------------
-
-    def _variables(
-        self, overrides: Mapping[str, Overrides], environ: Mapping[str, str]
-    ) -> dict[str, dict[str, str]]:
-        values: dict[str, dict[str, str]] = {}
-        named: dict[str, set[str]] = {}
-        for section, option in (("envs", "--env"), ("secrets", "--secret")):
-            given = overrides[section]
-            values[section] = found = self._section_variables(section, option, given)
-            named[section] = {*found, *given, *self._names(section)}
-            for name, value in given.items():
-                taken = environ.get(name) if value is None else value
-                if taken is None:
-                    message = f"{option} {name}: your environment holds no {name}"
-                    self._problem(
-                        (section, name),
-                        message,
-                        fix=f"export it, or give {option} {name}=VALUE",
-                        placed=False,
-                    )
-                elif self._usable(section, name, taken, placed=False):
-                    found[name] = taken
-        for name in sorted(named["envs"] & named["secrets"]):
-            self._problem(("secrets", name), "is in envs and in secrets", fix="keep it in one of the two")
-        try:
-            environment.check_total(*values.values())
-        except FieldRefusalError as error:
-            self._problem(("envs",), str(error), fix=error.fix, key=True)
-        return values
-
-    def _names(self, section: str) -> list[str]:
-        entry = self.root.entries.get(section) if isinstance(self.root, Table) else None
-        return list(entry[1].entries) if entry and isinstance(entry[1], Table) else []
-
-    def _section_variables(self, section: str, option: str, given: Overrides) -> dict[str, str]:
-        """Variables of the file, each with the literal text of its value."""
-        entry = self.root.entries.get(section) if isinstance(self.root, Table) else None
-        if entry is None:
-            return {}
-        table = entry[1]
-        if not isinstance(table, Table):
-            message = "is empty" if is_null(table) else "must be a mapping of names to values"
-            self._problem(
-                (section,), message, fix="write one `NAME: value` a line, or leave it out", key=True
-            )
-            return {}
-        found = {}
-        for name, (_, node) in table.entries.items():
-            path = (section, name)
-            if name in given:
-                continue  # replaced as a whole
-            if is_null(node):
-                fix = f'give {option} {name} to take it from your environment, or write "" for an empty text'
-                self._problem(path, f"{name} has no value", fix=fix, key=True)
-            elif not isinstance(node, Scalar):
-                self._problem(path, "must be a text", fix="quote it: NAME: '...'")
-            elif self._usable(section, name, node.text, placed=True):
-                found[name] = node.text
-        return found
-
-    def _usable(self, section: str, name: str, value: str, *, placed: bool) -> bool:
-        path, on_key = (section, name), True
-        try:
-            environment.check_name(name)
-            on_key = False
-            environment.check_value(name, value)
-        except FieldRefusalError as error:
-            self._problem(
-                path, str(error), suggestion=error.suggestion, fix=error.fix, key=on_key, placed=placed
-            )
-            return False
-        return True
-
-    # Checks ---------------------------------------------------------------------------------------------------
 
     def _resolve_paths(self, values: dict[str, Any]) -> None:
         """Make the two paths absolute, and look whether they can be used."""
@@ -347,19 +269,15 @@ class _Loader:
         section = path[:-1]
         option = len(section) == 3
         name = "resources" if option else path_text(section)
-        suggestion = suggest(str(path[-1]), name, _OPTION_FIELDS if option else _FIELDS)
-        known = ", ".join((_OPTION_FIELDS if option else _FIELDS).get(name, ()))
-        elsewhere = suggestion is not None and suggestion not in (_OPTION_FIELDS if option else _FIELDS).get(
-            name, ()
-        )
-        fix = (
-            f"it belongs to {'the top level' if '.' not in suggestion else suggestion.partition('.')[0]}: {suggestion}"
-            if (elsewhere and suggestion)
-            else (None if suggestion else f"known here: {known}")
-        )
-        self._problem(path, "unknown field", suggestion=suggestion, fix=fix, key=True)
+        fields = _OPTION_FIELDS if option else _FIELDS
+        suggestion, known = suggest(str(path[-1]), name, fields), fields.get(name, ())
         if suggestion is None:
+            self._problem(path, "unknown field", fix=f"known here: {', '.join(known)}", key=True)
             return None
+        elsewhere = suggestion not in known
+        home = suggestion.rpartition(".")[0] or "the top level"
+        fix = f"it belongs to {home}" if elsewhere else None
+        self._problem(path, "unknown field", suggestion=suggestion, fix=fix, key=True)
         return suggestion if elsewhere or not section else f"{name}.{suggestion}"
 
     def _disagreements(self, values: dict[str, Any]) -> None:
@@ -385,8 +303,6 @@ class _Loader:
             resources["accelerators"] = _canonical(resources["accelerators"])
         for finding in disagreements(usable):
             self._problem(finding.path, finding.message, fix=finding.fix, severity=finding.severity)
-
-    # Problems -------------------------------------------------------------------------------------------------
 
     def _problem(
         self,

@@ -43,8 +43,8 @@ def parse_accelerators(value: object) -> AcceleratorChoice | None:
     """Read every form in which people ask for accelerators.
 
     Args:
-        value: None; ``"MI300X:8"`` in any spelling; a list of such texts, the most wanted first; or a mapping of
-            names to counts (a count of None, as in ``{MI300X, MI325X}``, means one), where any will do.
+        value: None; ``"MI300X:8"`` in any spelling; a list of such texts, the most wanted first; or a mapping
+            of names to counts (a count of None, as in ``{MI300X, MI325X}``, means one), where any will do.
 
     Raises:
         FieldRefusalError: Anything else.
@@ -146,7 +146,8 @@ class Resources(Part):
     """What each replica group runs on."""
 
     accelerators: Accelerators = None
-    """GPUs of one replica group: `MI300X:8`, a list (the first is wanted most), a mapping `{MI300X: 8, MI325X: 8}` (any will do), or `null` for none."""
+    """GPUs of one replica group: `MI300X:8`, a list (the first is wanted most), a mapping of names to counts
+    (any will do), or `null` for none."""
 
     cpus: Amount | None = None
     """CPU cores: `16`, or `16+` for at least 16."""

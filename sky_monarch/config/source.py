@@ -19,10 +19,10 @@ _UTF8_FIX = "save it as UTF-8 text"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A job file's text and where relative paths in it start.
+    r"""A job file's text and where relative paths in it start.
 
     Attributes:
-        text: Without byte order mark, lines end with ``\\n``.
+        text: Without byte order mark, lines end with ``\n``.
         base: Absolute folder.
     """
 

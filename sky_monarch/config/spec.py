@@ -1,8 +1,9 @@
 """The job: everything that a user says about one run.
 
-A :class:`JobSpec` is valid by construction. It comes from a job file (:func:`sky_monarch.config.load_job`), from
-Python, or from the two files that a run folder keeps (:meth:`JobSpec.from_public`). Values of ``envs`` and
-``secrets`` leave it through :meth:`JobSpec.private_values` only: a dump, a repr and an error hold their names.
+A :class:`JobSpec` is valid by construction. It comes from a job file (:func:`sky_monarch.config.load_job`),
+from Python, or from the two files that a run folder keeps (:meth:`JobSpec.from_public`). Values of ``envs``
+and ``secrets`` leave it through :meth:`JobSpec.private_values` only: a dump, a repr and an error hold their
+names.
 """
 
 from __future__ import annotations
@@ -105,7 +106,8 @@ class Recovery(Part):
     """Restarts older than this are forgotten."""
 
     backoff_s: Seconds = 1.0
-    """Delay of a second restart; it doubles while restarts bring no progress. The first restart waits for nothing."""
+    """Delay of a second restart; it doubles while restarts bring no progress. The first restart waits for
+    nothing."""
 
     backoff_max_s: Seconds = 60.0
     """Longest delay."""
@@ -140,7 +142,7 @@ class Lighthouse(Part):
     """Who forms the quorums, and how long everybody waits."""
 
     kind: Annotated[Literal["sky-monarch", "torchft"], BeforeValidator(_kind)] = "sky-monarch"
-    """`sky-monarch` is told of a death at once; `torchft` is TorchFT's own and waits for heartbeats to stop."""
+    """`sky-monarch` is told of a death; `torchft` is TorchFT's own and waits for heartbeats to stop."""
 
     join_timeout_s: Positive = 60.0
     """Longest wait of a forming quorum for replica groups that are alive but have not asked to join."""
@@ -196,16 +198,16 @@ class JobSpec(Part):
     """Longest run time of `setup`."""
 
     run: RequiredScript
-    """What each rank runs. A single command is executed without a shell; anything else by `bash -o pipefail`."""
+    """What each rank runs. A single command gets no shell; anything else runs in `bash -o pipefail`."""
 
     preload: ModuleNames = ()
     """Python modules that a standby imports ahead of time, such as `[torch]`."""
 
-    envs: Annotated[Variables, Field(repr=False)] = {}
+    envs: Annotated[Variables, Field(repr=False, default_factory=dict)]
     """Environment variables. A value reaches the ranks as typed: `010` stays `010`."""
 
-    secrets: Annotated[Variables, Field(repr=False)] = {}
-    """The same for values that nobody may see. Prefer `--secret NAME`, which takes the value from your environment."""
+    secrets: Annotated[Variables, Field(repr=False, default_factory=dict)]
+    """The same for values that nobody may see. `--secret NAME` takes one from your environment."""
 
     recovery: Recovery = Recovery()
     """What happens when a process dies or stops making progress."""
@@ -254,7 +256,7 @@ class JobSpec(Part):
         return self.model_dump(mode="json")
 
     def private_values(self) -> dict[str, dict[str, str]]:
-        """``{"envs": {...}, "secrets": {...}}`` with their values, for ``private.json`` (mode 0600) and nothing else."""
+        """``{"envs": {...}, "secrets": {...}}`` with values, for ``private.json`` (0600) alone."""
         return {"envs": dict(self.envs), "secrets": dict(self.secrets)}
 
     @classmethod

@@ -79,7 +79,8 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
         "max_files": "segments",
     },
 }
-"""Names of other tools (SkyPilot, torchrun, Slurm, Kubernetes, TorchFT, compose) by section; ``""`` is the top level."""
+"""Names of other tools (SkyPilot, torchrun, Slurm, Kubernetes, TorchFT, compose) by section; ``""`` is the
+top level."""
 
 
 def suggest(key: str, section: str, fields: Mapping[str, Collection[str]]) -> str | None:
@@ -91,7 +92,8 @@ def suggest(key: str, section: str, fields: Mapping[str, Collection[str]]) -> st
         fields: Field names by section.
 
     Returns:
-        A key of the same section, or a whole path (``recovery.max_restarts``) where it belongs into another one.
+        A key of the same section, or a whole path (``recovery.max_restarts``) where it belongs into another
+        one.
     """
     name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key.strip()).replace("-", "_").replace(" ", "_").lower()
     here = fields.get(section, ())

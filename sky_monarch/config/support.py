@@ -23,7 +23,7 @@ def require_supported(job: JobSpec) -> None:
     """
     if job.infra not in LAUNCHABLE:
         raise ConfigError(
-            f"infra: {job.infra!r} cannot be launched by this version; it launches on {', '.join(LAUNCHABLE)} only",
+            f"infra: this version launches on {', '.join(LAUNCHABLE)} only, not on {job.infra!r}",
             hint="write `infra: local` to run on this machine",
         )
     if any(candidate.use_spot for candidate in job.resources.candidates()):

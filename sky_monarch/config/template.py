@@ -15,11 +15,11 @@ ranks_per_replica: 1             # processes of one replica group, one a GPU as 
 
 # infra: local                   # where it runs: local is this machine
 # resources:                     # what each replica group runs on
-#   accelerators: null           # GPUs: MI300X:8, [MI300X:8, MI325X:8] (first wanted most), {MI300X: 8, MI325X: 8} (any)
+#   accelerators: null           # MI300X:8, [MI300X:8, MI325X:8] in order, {MI300X: 8, MI325X: 8} for any
 #   cpus: null                   # 16, or 16+ for at least 16
 #   memory_gib: null             # 128, or 128+ for at least 128
 #   use_spot: false              # take capacity that can be taken back at any time
-#   any_of: null                 # a list of alternatives that override the fields above: [{use_spot: true}, {cpus: 16}]
+#   any_of: null                 # alternatives to the fields above: [{use_spot: true}, {cpus: 16}]
 #   ordered: null                # the same, the first wanted most; not together with any_of
 
 # workdir: .                     # where setup and run start, relative to this file's folder
