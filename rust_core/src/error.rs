@@ -94,6 +94,11 @@ impl Error {
     pub const fn kind(&self) -> ErrorKind {
         self.kind
     }
+
+    /// Why, without the operation: for a peer that knows what it tried.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
 }
 
 impl fmt::Display for Error {

@@ -1,7 +1,11 @@
 //! The core of sky-monarch, as a library that knows no Python.
 
+pub mod actor;
 pub mod agent;
+pub mod channel;
 pub mod error;
 pub mod protocol;
+pub mod torchft;
+pub mod wire;
 
 pub use error::{Error, ErrorKind, Result};

@@ -47,6 +47,7 @@ impl Budget {
 
     /// Decides after a death at `now_s`; `progressed` says whether the dead generation had brought progress.
     pub fn decide(&mut self, now_s: f64, progressed: bool) -> Verdict {
+        self.spent.retain(|spent| now_s - *spent <= self.window_s);
         let restarts = self.restarts(now_s);
         if restarts >= self.max_restarts {
             return Verdict::GiveUp { restarts };
@@ -64,11 +65,9 @@ impl Budget {
     }
 
     /// Restarts spent inside the window that ends at `now_s`.
-    pub fn restarts(&mut self, now_s: f64) -> u32 {
-        while self.spent.front().is_some_and(|spent| now_s - spent > self.window_s) {
-            self.spent.pop_front();
-        }
-        u32::try_from(self.spent.len()).unwrap_or(u32::MAX)
+    pub fn restarts(&self, now_s: f64) -> u32 {
+        let inside = self.spent.iter().filter(|spent| now_s - **spent <= self.window_s);
+        u32::try_from(inside.count()).unwrap_or(u32::MAX)
     }
 }
 

@@ -1,11 +1,10 @@
 //! A child process held by its pidfd: its death wakes the runtime, signals reach nobody else.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
-use std::os::fd::AsFd;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
@@ -57,12 +56,8 @@ pub struct Process {
 }
 
 impl Process {
-    /// Watches a child that was just started and reaps it when it ends; `on_exit` then runs on the runtime.
-    pub fn watch<F, R>(spawned: Spawned, registry: Registry, on_exit: F) -> Result<Self>
-    where
-        F: FnOnce(Exited) -> R + Send + 'static,
-        R: Future<Output = ()> + Send,
-    {
+    /// Watches a child that was just started and reaps it when it ends.
+    pub fn watch(spawned: Spawned, registry: Registry) -> Result<Self> {
         let Spawned { pid, pidfd } = spawned;
         let pidfd = Arc::new(pidfd);
         let (tell, exit) = watch::channel(None);
@@ -78,9 +73,7 @@ impl Process {
                 }
             };
             registry.with_lock(|pids| pids.remove(&pid));
-            let exited = Exited { exit, at_ns: clock::mono_ns() };
-            let _ = tell.send(Some(exited));
-            on_exit(exited).await;
+            let _ = tell.send(Some(Exited { exit, at_ns: clock::mono_ns() }));
         });
         Ok(Self { pid, pidfd, exit })
     }

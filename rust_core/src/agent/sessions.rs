@@ -23,6 +23,12 @@ pub enum SessionEvent {
     Closed,
 }
 
+impl Group {
+    fn admits(&self, generation: u64) -> bool {
+        generation == self.generation || mutant::is_on("no_fence")
+    }
+}
+
 /// The sessions of this host.
 #[derive(Clone, Debug, Default)]
 pub struct Sessions(Arc<Mutex<HashMap<u32, Group>>>);
@@ -95,7 +101,7 @@ impl Sessions {
         let groups = self.groups();
         let Slot { replica, rank } = slot;
         let group = groups.get(&replica).ok_or_else(|| format!("replica group {replica} has no live generation here"))?;
-        if generation != group.generation && !mutant::is_on("no_fence") {
+        if !group.admits(generation) {
             let live = group.generation;
             return Err(format!("generation {generation} of replica group {replica} is fenced off: {live} is live"));
         }
@@ -123,7 +129,7 @@ impl Sessions {
         let id = {
             let mut groups = self.groups();
             // The generation may have ended during the handshake.
-            let Some(group) = groups.get_mut(&slot.replica).filter(|group| group.generation == generation) else {
+            let Some(group) = groups.get_mut(&slot.replica).filter(|group| group.admits(generation)) else {
                 return;
             };
             group.connections += 1;
@@ -140,7 +146,7 @@ impl Sessions {
         }
         let is_latest = {
             let mut groups = self.groups();
-            let group = groups.get_mut(&slot.replica).filter(|group| group.generation == generation);
+            let group = groups.get_mut(&slot.replica).filter(|group| group.admits(generation));
             match group {
                 Some(group) if group.ranks.get(&slot.rank).is_some_and(|(latest, _)| *latest == id) => {
                     group.ranks.remove(&slot.rank);

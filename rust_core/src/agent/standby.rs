@@ -6,7 +6,6 @@ use std::time::Duration;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
-use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout};
 
 use super::capture::{self, Capture};
@@ -29,18 +28,19 @@ const PROMOTION_LIMIT: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 struct Standby {
     tracked: Tracked,
-    promotion: UnixStreamHalf,
+    promotion: Promotion,
 }
 
+/// Our end of the standby's descriptor 3.
 #[derive(Debug)]
-struct UnixStreamHalf {
+struct Promotion {
     write: tokio::net::unix::OwnedWriteHalf,
     ready: tokio::task::JoinHandle<()>,
 }
 
 /// The standby of one slot, and when the next one is made.
 #[derive(Debug, Default)]
-pub struct Place1 {
+pub struct Slot {
     standby: Option<Standby>,
     due: Option<Instant>,
     deaths: u32,
@@ -50,14 +50,14 @@ pub struct Place1 {
 #[derive(Debug)]
 pub struct Standbys {
     context: Shared,
-    slots: Vec<Place1>,
+    slots: Vec<Slot>,
 }
 
 impl Standbys {
     /// None yet. For a plan without standbys, or whose command cannot be kept warm, there never are any.
     pub fn new(context: Shared, plan: &GroupPlan) -> Self {
         let wanted = plan.recovery.standby > 0 && env::python_command(&plan.command).is_some();
-        let slots = if wanted { (0..plan.world_size).map(|_| Place1::default()).collect() } else { Vec::new() };
+        let slots = if wanted { (0..plan.world_size).map(|_| Slot::default()).collect() } else { Vec::new() };
         Self { context, slots }
     }
 
@@ -162,9 +162,7 @@ impl Standby {
         let nice = if context.can_renice { NICE } else { 0 };
         let spawned = context.spawn(argv, env, &plan.workdir, write, Some(theirs), nice).await?;
         let pid = spawned.pid;
-        // Whoever holds the slot then is told of the exit: the group, once the standby is one of its ranks.
-        let (tell, told) = oneshot::channel();
-        let process = Process::watch(spawned, context.registry.clone(), move |_| async move { drop(tell.send(())) })?;
+        let process = Process::watch(spawned, context.registry.clone())?;
         let target = context.logs.target(plan, rank, 0);
         let capture = Capture::start(read, target, context.outbox.clone(), Some(plan.replica))?;
         let (mut read, write) = ours.into_split();
@@ -176,8 +174,8 @@ impl Standby {
                 outbox.emit(Event::StandbyReady { replica, rank, pid });
             }
         });
-        let tracked = Tracked { process, spawn_id, capture, exited: Some(told) };
-        Ok(Self { tracked, promotion: UnixStreamHalf { write, ready } })
+        let tracked = Tracked { process, spawn_id, capture };
+        Ok(Self { tracked, promotion: Promotion { write, ready } })
     }
 
     async fn end(self, context: &Shared) {
