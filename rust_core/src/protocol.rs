@@ -65,6 +65,11 @@ pub enum Peer {
         /// Step at which its work is done; none where the script does not know one.
         target_step: Option<u64>,
     },
+    /// Whoever evicts, dialling the lighthouse's control channel (`lighthouse::protocol`).
+    Supervisor {
+        /// Pid of the dialling process.
+        pid: u32,
+    },
 }
 
 /// Answer to [`Hello`].

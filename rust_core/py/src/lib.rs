@@ -1,8 +1,28 @@
 //! `sky_monarch._core`: converts, releases the GIL, calls the core, maps the error.
 
+mod agent_client;
+mod channel_client;
+mod channel_server;
+mod convert;
+mod error;
+mod lighthouse_client;
+mod lighthouse_control;
+mod runtime;
+mod services;
+
 use pyo3::prelude::*;
 
 #[pymodule]
-fn _core(_module: &Bound<'_, PyModule>) -> PyResult<()> {
+fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<agent_client::AgentClient>()?;
+    module.add_class::<channel_client::ChannelClient>()?;
+    module.add_class::<channel_server::ChannelServer>()?;
+    module.add_class::<lighthouse_client::LighthouseClient>()?;
+    module.add_class::<lighthouse_control::LighthouseControl>()?;
+    module.add_function(wrap_pyfunction!(error::error_kinds, module)?)?;
+    module.add_function(wrap_pyfunction!(error::raise_kind, module)?)?;
+    module.add_function(wrap_pyfunction!(services::run_agent, module)?)?;
+    module.add_function(wrap_pyfunction!(services::run_lighthouse, module)?)?;
+    module.add("PROTOCOL_VERSION", sky_monarch_core::protocol::VERSION)?;
     Ok(())
 }

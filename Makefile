@@ -1,0 +1,71 @@
+# One command for everything; `make help` lists them.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+
+VENV := .venv
+BIN := $(VENV)/bin
+# Newest first: the first interpreter that is new enough makes the environment.
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+UV := $(BIN)/uv pip install --python $(BIN)/python --constraint constraints.txt
+RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust_core -name '*.rs' -o -name '*.toml' -o -name '*.proto')
+
+.PHONY: help
+help: ## Show this list.
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: $(VENV)/.train ## Train four replica groups here, kill one, watch it rejoin.
+	$(BIN)/sky-monarch up task_templates/quickstart.yaml --inject kill:replica=1,rank=0,step=60
+
+.PHONY: test
+test: $(VENV)/.train $(VENV)/.dev ## Run every fast test: Rust, unit, integration.
+	cargo test --workspace --quiet
+	$(BIN)/python -m pytest
+
+.PHONY: lint
+lint: $(VENV)/.train $(VENV)/.dev ## Check style, types and lints.
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --quiet -- -D warnings
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+.PHONY: bench
+bench: $(VENV)/.train $(VENV)/.dev ## Measure; prints JSON lines.
+	$(BIN)/python -m benches
+
+.PHONY: docs
+docs: $(VENV)/.docs $(VENV)/.train ## Build the documentation into site/.
+	$(BIN)/mkdocs build --strict --quiet
+
+.PHONY: wheel
+wheel: $(VENV)/.dev ## Build the wheel into dist/.
+	$(BIN)/uv build --wheel --python $(BIN)/python --out-dir dist
+
+.PHONY: clean
+clean: ## Remove what the build made (the environment too).
+	rm -rf $(VENV) build dist site target *.egg-info sky_monarch/*.so
+
+# --- environment ---------------------------------------------------------------------------------
+
+$(VENV)/.base: constraints.txt
+	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or newer found. Fix: install python3.11 and its venv module, or run 'make PYTHON=/path/to/python'." >&2; exit 1; }
+	@command -v cargo >/dev/null || { echo "error: no Rust toolchain found. Fix: install one from https://rustup.rs (1.88 or newer)." >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "error: '$(PYTHON) -m venv' failed. Fix: install its venv module (Debian: apt-get install python3-venv)." >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	@touch $@
+
+$(VENV)/.train: $(VENV)/.base pyproject.toml $(RUST_SOURCES)
+	@$(BIN)/python -c 'import torch' 2>/dev/null || echo "Installing torch: about 3 GB to download, once."
+	SETUPTOOLS_RUST_CARGO_PROFILE=release $(UV) --quiet --editable '.[train]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.base pyproject.toml
+	$(UV) --quiet --group dev
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.base pyproject.toml
+	$(UV) --quiet --group docs
+	@touch $@

@@ -1,0 +1,313 @@
+"""The Rust core, as Python sees it. Only ``sky_monarch.actors`` and the services' thin shells import it.
+
+Core errors arrive as the classes of ``sky_monarch.errors``, one class for each kind:
+invalid_input ConfigError, refused PeerRefusedError, timed_out ChannelTimeoutError, closed ChannelClosedError,
+too_large FrameTooLargeError, protocol ProtocolError, io SystemCallError, quorum QuorumError.
+
+All waiting is done with the GIL released, and Ctrl-C ends it within 0.1 s. No object survives a fork: in the
+child its methods raise ChannelClosedError. Addresses are ``unix:<absolute path>``.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal, final
+
+__all__ = [
+    "PROTOCOL_VERSION",
+    "AgentClient",
+    "ChannelClient",
+    "ChannelServer",
+    "LighthouseClient",
+    "LighthouseControl",
+    "error_kinds",
+    "raise_kind",
+    "run_agent",
+    "run_lighthouse",
+]
+
+PROTOCOL_VERSION: Final[int]
+"""Version of the messages; peers of different versions refuse each other."""
+
+@final
+class ChannelServer:
+    """Listens for agents, for one event loop to serve."""
+
+    def __new__(cls, address: str, token: str, run_id: str) -> ChannelServer:
+        """Listen at ``address``.
+
+        Args:
+            address: Where. A socket that a dead process left is replaced.
+            token: Secret of the run, not empty: a peer without it is refused.
+            run_id: A peer of another run is refused.
+
+        Raises:
+            ConfigError: The address or the token cannot be used.
+            SystemCallError: Somebody listens there already, or the operating system said no.
+        """
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+
+    def fileno(self) -> int:
+        """An eventfd, readable when ``drain`` has something; open for as long as this object lives."""
+
+    def drain(self, limit: int = 1024) -> list[tuple[int, Literal["opened", "message", "closed"], Any]]:
+        """Take what has arrived, ``limit`` events at most; never waits.
+
+        Returns:
+            ``(connection, kind, data)`` in order. For each connection: one ``opened`` (data: the peer,
+            ``{"role": "agent", "host", "pid", "incarnation", "groups"}``), any number of ``message`` (data: a
+            report, a dict with a ``type``), one ``closed`` (data: the reason, a str). Connection numbers are
+            never used again.
+
+        Raises:
+            ChannelClosedError: The server was closed.
+        """
+
+    def send(self, connection: int, command: Mapping[str, Any]) -> None:
+        """Queue a command, a dict with a ``type``; never waits.
+
+        Raises:
+            ConfigError: ``command`` is no command of the protocol.
+            ChannelClosedError: The connection is gone, or the server was closed.
+            FrameTooLargeError: The command, or the queue of a peer that does not keep up, exceeds its bound.
+        """
+
+    def disconnect(self, connection: int, reason: str) -> None:
+        """Hang up on one peer, after what is queued for it; nothing happens where it is gone.
+
+        Raises:
+            ChannelClosedError: The server was closed.
+        """
+
+    def close(self) -> None:
+        """Stop listening and hang up, after what is queued (2 s at most). Does nothing the second time."""
+
+@final
+class ChannelClient:
+    """One connection that says whatever it is told to: for simulated agents, and hostile ones."""
+
+    def __new__(
+        cls, address: str, token: str, run_id: str, hello: Mapping[str, Any], timeout_s: float
+    ) -> ChannelClient:
+        """Dial ``address``.
+
+        Args:
+            address: Where the peer listens.
+            token: Secret of the run.
+            run_id: The run.
+            hello: Who dials: ``{"role": "agent", ...}`` or ``{"role": "session", ...}``.
+            timeout_s: Longest wait for the peer's answer, in seconds.
+
+        Raises:
+            ConfigError: The address or ``hello`` cannot be used.
+            PeerRefusedError: The peer does not want us; the message says why.
+            ChannelClosedError: Nobody listens.
+            ChannelTimeoutError: Nobody answers.
+        """
+
+    def send(self, message: object) -> None:
+        """Send anything that msgpack can hold; waits while the peer does not keep up, 10 s at most.
+
+        Raises:
+            ChannelClosedError: The connection is gone.
+            ChannelTimeoutError: The peer does not keep up.
+            FrameTooLargeError: It exceeds the bound of a frame.
+        """
+
+    def recv(self, timeout_s: float) -> Any:
+        """Wait for the next message; None after ``timeout_s``.
+
+        Raises:
+            ChannelClosedError: The connection is gone and everything was received.
+        """
+
+    def close(self) -> None:
+        """Hang up, after what is queued (2 s at most). Does nothing the second time."""
+
+@final
+class AgentClient:
+    """A session's connection to its agent; dialled again by itself when it is lost."""
+
+    def __new__(
+        cls,
+        address: str,
+        token: str,
+        run_id: str,
+        replica: int,
+        rank: int,
+        generation: int,
+        target_step: int | None,
+        timeout_s: float,
+    ) -> AgentClient:
+        """Dial the agent; one that is not there yet is waited for.
+
+        Args:
+            address: Where the agent listens.
+            token: Secret of the run.
+            run_id: The run.
+            replica: Replica group of this process.
+            rank: Rank inside the group.
+            generation: Generation this process was started as.
+            target_step: Step at which the work is done; None where that is not known.
+            timeout_s: Longest wait, in seconds.
+
+        Raises:
+            ConfigError: The address cannot be used.
+            PeerRefusedError: The agent does not want this session; the message says why.
+            ChannelTimeoutError: No agent, or no answer, within ``timeout_s``.
+        """
+
+    def committed(
+        self,
+        step: int,
+        quorum_id: int | None = None,
+        participants: int | None = None,
+        metrics: Mapping[str, float] | None = None,
+    ) -> None:
+        """Report a committed step; never waits. Latest wins: a slow agent sees fewer steps, never old ones.
+
+        Args:
+            step: Steps committed so far.
+            quorum_id: Quorum in which it was committed.
+            participants: Replica groups that took part.
+            metrics: Whatever else was measured.
+
+        Raises:
+            ChannelClosedError: The client was closed.
+            PeerRefusedError: An agent has refused this session since (a newer generation took its place).
+        """
+
+    def done(self, step: int) -> None:
+        """Report that the target step is committed; never waits. Raises as ``committed``."""
+
+    def pause(self, what: str, limit_s: float) -> None:
+        """Expect no commit for ``limit_s`` seconds; 0 ends the pause. Raises as ``committed``."""
+
+    def recv(self, timeout_s: float) -> dict[str, Any] | None:
+        """Wait for the agent's next command.
+
+        While the agent is away this waits too: the connection comes back.
+
+        Returns:
+            The command, a dict with a ``type`` (drain, inject, release, dead); None after ``timeout_s``.
+
+        Raises:
+            ChannelClosedError: The client was closed.
+            PeerRefusedError: An agent has refused this session since.
+        """
+
+    def close(self) -> None:
+        """Let the last reports leave (3 s at most) and hang up. Does nothing the second time."""
+
+@final
+class LighthouseClient:
+    """A connection to a lighthouse, TorchFT's or ours; made again by itself when it is lost."""
+
+    def __new__(cls, address: str, connect_timeout_s: float) -> LighthouseClient:
+        """Connect to ``address`` (``http://host:port``); a lighthouse that is not there yet is waited for.
+
+        Raises:
+            ConfigError: The address cannot be used.
+            ChannelTimeoutError: No lighthouse within ``connect_timeout_s``.
+        """
+
+    def heartbeat(self, replica_id: str, timeout_s: float = 5.0) -> None:
+        """Say that ``replica_id`` lives. Raises as ``quorum``."""
+
+    def quorum(
+        self,
+        replica_id: str,
+        step: int,
+        *,
+        address: str = "",
+        store_address: str = "",
+        world_size: int = 1,
+        shrink_only: bool = False,
+        data: str = "",
+        commit_failures: int = 0,
+        timeout_s: float,
+    ) -> dict[str, Any]:
+        """Ask for a quorum and wait until it has formed.
+
+        Args:
+            replica_id: Who asks; unique among all that ask.
+            step: Step it has reached.
+            address: Address of its manager.
+            store_address: Address of its rendezvous store.
+            world_size: Ranks in its group.
+            shrink_only: It wants a quorum without newcomers.
+            data: Free text, passed on to every member.
+            commit_failures: Commits that failed in a row.
+            timeout_s: Longest wait, in seconds; the lighthouse is told.
+
+        Returns:
+            ``{"quorum_id": int, "participants": [...], "created_ms": int}``, participants sorted by replica
+            id, each with the arguments above as keys.
+
+        Raises:
+            ChannelTimeoutError: No quorum within ``timeout_s``.
+            ChannelClosedError: The lighthouse is away.
+            PeerRefusedError: The lighthouse does not know us (any more).
+            QuorumError: Anything else that the lighthouse says.
+        """
+
+@final
+class LighthouseControl:
+    """Tells our lighthouse who died; dials with the first call, and anew where the line broke."""
+
+    def __new__(cls, address: str, token: str, run_id: str) -> LighthouseControl:
+        """Nothing is dialled yet.
+
+        Args:
+            address: Control channel of the lighthouse.
+            token: Secret of the run.
+            run_id: The run.
+
+        Raises:
+            ConfigError: The address cannot be used.
+        """
+
+    def evict(self, replica: int, generation: int, timeout_s: float) -> int | None:
+        """Take every generation of ``replica`` up to ``generation`` out of the quorum, for good.
+
+        Args:
+            replica: Replica group.
+            generation: Newest generation that is over.
+            timeout_s: Longest wait, tries at a lighthouse that is down included.
+
+        Returns:
+            Id of the last quorum that held one of them; None where no quorum did.
+
+        Raises:
+            ChannelTimeoutError: No answer within ``timeout_s``. To repeat it is harmless.
+            PeerRefusedError: The token or the run is another's.
+        """
+
+    def state(self, timeout_s: float) -> str:
+        """Everything the lighthouse knows, as JSON text.
+
+        Raises:
+            ChannelTimeoutError: No answer within ``timeout_s``.
+            PeerRefusedError: The token or the run is another's.
+        """
+
+def run_agent(config_json: str) -> int:
+    """Run the host agent until it ends, with this process as its own; returns its exit code.
+
+    Raises:
+        ConfigError: The configuration cannot be used.
+    """
+
+def run_lighthouse(config_json: str) -> int:
+    """Run the lighthouse until it ends, with this process as its own; returns its exit code.
+
+    Raises:
+        ConfigError: The configuration cannot be used.
+    """
+
+def error_kinds() -> list[str]:
+    """Names of all kinds of error that the core knows (for tests)."""
+
+def raise_kind(kind: str, message: str) -> None:
+    """Raise the class that stands for ``kind`` (for tests)."""

@@ -1,0 +1,38 @@
+"""Fault-tolerant training: what a recipe imports.
+
+    from sky_monarch.training import Session, seed_everything
+
+Nothing is imported until it is asked for: the store helper lives in this package too and must not pay for TorchFT.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+__all__ = ["GradientBuckets", "ResilientGloo", "Session", "Timeouts", "seed_everything"]
+
+if TYPE_CHECKING:
+    from sky_monarch.training.collectives import GradientBuckets
+    from sky_monarch.training.process_group import ResilientGloo
+    from sky_monarch.training.session import Session, seed_everything
+    from sky_monarch.training.timeouts import Timeouts
+
+_HOME = {
+    "GradientBuckets": "collectives",
+    "ResilientGloo": "process_group",
+    "Session": "session",
+    "Timeouts": "timeouts",
+    "seed_everything": "session",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

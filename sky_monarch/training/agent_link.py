@@ -1,0 +1,170 @@
+"""The session's side of the channel to its agent: reports out, orders in, never in the way of a step."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from sky_monarch.errors import ChannelError, PeerRefusedError
+from sky_monarch.training.environment import RankEnvironment
+
+__all__ = ["AgentLink"]
+
+logger = logging.getLogger(__name__)
+
+_CONNECT_TIMEOUT_S = 5.0
+_POLL_S = 0.5
+# What an out-of-memory rehearsal may still allocate before Python has to raise MemoryError.
+_OOM_HEADROOM_BYTES = 64 * 1024 * 1024
+
+
+class _Client(Protocol):
+    """What is used of :class:`sky_monarch.actors.agent_client.AgentClient`."""
+
+    def committed(
+        self, step: int, quorum_id: int | None, participants: int | None, metrics: Mapping[str, float]
+    ) -> None: ...
+    def done(self, step: int) -> None: ...
+    def pause(self, what: str, limit_s: float) -> None: ...
+    def recv(self, timeout_s: float) -> dict[str, Any] | None: ...
+    def close(self) -> None: ...
+
+
+class AgentLink:
+    """A connection to the agent, or the lack of one: without an agent every report is dropped.
+
+    Args:
+        env: Names the agent and this rank.
+        target_step: Told to the agent, so that it knows an early exit from a finished job.
+        on_dead: Called with a quorum id, from the link's thread: a member of every quorum up to it is dead.
+
+    Raises:
+        PeerRefusedError: The agent has a newer generation of this group: this process must end.
+    """
+
+    def __init__(self, env: RankEnvironment, *, target_step: int | None, on_dead: Callable[[int], None]) -> None:
+        self.released = threading.Event()
+        self._on_dead = on_dead
+        self._oom_wanted = False
+        self._closed = threading.Event()
+        self._client = self._connect(env, target_step)
+        if self._client is not None:
+            threading.Thread(target=self._listen, args=(self._client,), name="agent-link", daemon=True).start()
+
+    @staticmethod
+    def _connect(env: RankEnvironment, target_step: int | None) -> _Client | None:
+        if env.agent is None:
+            return None
+        from sky_monarch.actors.agent_client import AgentClient  # needs _core, which a lone recipe does without
+
+        try:
+            client: _Client = AgentClient(
+                address=env.agent.address,
+                token=env.agent.token,
+                run_id=env.agent.run_id,
+                replica=env.replica,
+                rank=env.rank,
+                generation=env.generation,
+                target_step=target_step,
+                timeout_s=_CONNECT_TIMEOUT_S,
+            )
+        except PeerRefusedError:
+            raise
+        except ChannelError as error:
+            logger.warning("no connection to the agent, so it will not see this rank's progress: %s", error)
+            return None
+        return client
+
+    @property
+    def connected(self) -> bool:
+        """Whether an agent is there to release this rank."""
+        return self._client is not None
+
+    def committed(self, step: int, quorum_id: int, participants: int, metrics: Mapping[str, float]) -> None:
+        """Report a committed step."""
+        self._tell(lambda client: client.committed(step, quorum_id, participants, metrics))
+
+    def done(self, step: int) -> None:
+        """Report that the work is done: the agent answers with a release when nobody needs this rank any more."""
+        self._tell(lambda client: client.done(step))
+
+    def pause(self, what: str, limit_s: float) -> None:
+        """Report that no commit is to be expected for ``limit_s``; 0 ends the pause."""
+        self._tell(lambda client: client.pause(what, limit_s))
+
+    def close(self) -> None:
+        """Say goodbye; idempotent."""
+        self._closed.set()
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def _tell(self, report: Callable[[_Client], None]) -> None:
+        client = self._client
+        if client is None:
+            return
+        try:
+            report(client)
+        except ChannelError as error:
+            self._client = None
+            logger.warning("lost the agent; training goes on without it: %s", error)
+
+    def _listen(self, client: _Client) -> None:
+        while not self._closed.is_set():
+            try:
+                command = client.recv(_POLL_S)
+            except ChannelError as error:
+                if not self._closed.is_set():
+                    logger.warning("the agent is gone; training goes on without it: %s", error)
+                self._client = None
+                self.released.set()
+                return
+            if command is not None:
+                self._obey(command)
+
+    def _obey(self, command: dict[str, Any]) -> None:
+        match command.get("type"):
+            case "dead":
+                self._on_dead(int(command["quorum_id"]))
+            case "release":
+                self.released.set()
+            case "drain":
+                # One path for both ways of asking: the session's handler runs in the main thread, as for a real SIGTERM.
+                os.kill(os.getpid(), signal.SIGTERM)
+            case "inject" if command.get("fault") == "exit":
+                sys.stderr.write("sky-monarch: rehearsing a fault: exit with code 1\n")
+                sys.stderr.flush()
+                os._exit(1)
+            case "inject" if command.get("fault") == "oom":
+                self._oom_wanted = True
+            case unknown:
+                logger.info("ignored an unknown command of the agent: %s", unknown)
+
+    def rehearse_faults(self) -> None:
+        """Carry out a rehearsed fault that belongs to the main thread.
+
+        Raises:
+            MemoryError: An out-of-memory was asked for: the address space was capped and filled until Python gave up.
+        """
+        if not self._oom_wanted:
+            return
+        self._oom_wanted = False
+        sys.stderr.write("sky-monarch: rehearsing a fault: out of memory\n")
+        sys.stderr.flush()
+        before = resource.getrlimit(resource.RLIMIT_AS)
+        with open("/proc/self/statm") as statm:  # noqa: PTH123
+            in_use = int(statm.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (in_use + _OOM_HEADROOM_BYTES, before[1]))
+        hoard = []
+        try:
+            while True:
+                hoard.append(bytearray(_OOM_HEADROOM_BYTES // 8))
+        finally:
+            hoard.clear()
+            resource.setrlimit(resource.RLIMIT_AS, before)

@@ -1,0 +1,137 @@
+"""Averaging gradients over the replica groups of the current quorum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import distributed as dist
+
+from sky_monarch.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torchft import Manager
+
+__all__ = ["BUCKET_BYTES", "GradientBuckets"]
+
+# Bounds what one collective sends: a lost connection then loses little, and two are under way at a time.
+BUCKET_BYTES = 25 * 1024 * 1024
+
+
+@dataclass
+class _Flat:
+    """One buffer for all gradients of one dtype on one device.
+
+    Attributes:
+        params: In the order in which their gradients lie in the buffer.
+        views: Of ``buffer``, one a parameter, in its shape.
+        buckets: Of ``buffer``, consecutive, each of at most the bucket size.
+    """
+
+    params: list[torch.nn.Parameter]
+    buffer: torch.Tensor
+    views: list[torch.Tensor]
+    buckets: list[torch.Tensor]
+
+
+class GradientBuckets:
+    """The gradients of some parameters, in flat buffers that are reduced bucket by bucket.
+
+    The parameters' own ``.grad`` stay as they are until :meth:`unpack`: a reduction that failed half-way can be done
+    again from the same local gradients. The flat buffers are the only copy.
+
+    Args:
+        params: Those that require a gradient take part; all replicas must pass them in the same order.
+        bucket_bytes: Most bytes of one collective.
+
+    Raises:
+        ConfigError: No parameter requires a gradient.
+    """
+
+    def __init__(self, params: Iterable[torch.nn.Parameter], *, bucket_bytes: int = BUCKET_BYTES) -> None:
+        if bucket_bytes < 1:
+            raise ConfigError(f"bucket_bytes is {bucket_bytes}; it must be positive")
+        groups: dict[tuple[torch.dtype, torch.device], list[torch.nn.Parameter]] = {}
+        seen: set[int] = set()
+        for param in params:
+            if param.requires_grad and id(param) not in seen:  # tied weights are one parameter
+                seen.add(id(param))
+                groups.setdefault((param.dtype, param.device), []).append(param)
+        if not groups:
+            raise ConfigError("the model has no parameter that requires a gradient")
+        self._flats = [
+            self._flat(members, dtype, device, bucket_bytes) for (dtype, device), members in groups.items()
+        ]
+
+    @staticmethod
+    def _flat(
+        params: list[torch.nn.Parameter], dtype: torch.dtype, device: torch.device, bucket_bytes: int
+    ) -> _Flat:
+        buffer = torch.zeros(sum(param.numel() for param in params), dtype=dtype, device=device)
+        parts = buffer.split([param.numel() for param in params])
+        views = [part.view(param.shape) for part, param in zip(parts, params, strict=True)]
+        buckets = list(buffer.split(max(1, bucket_bytes // buffer.element_size())))
+        return _Flat(params, buffer, views, buckets)
+
+    @property
+    def buckets(self) -> list[torch.Tensor]:
+        """All buckets, each of shape ``(n,)``, contiguous, sharing memory with the flat buffers."""
+        return [bucket for flat in self._flats for bucket in flat.buckets]
+
+    @torch.no_grad()
+    def pack(self) -> None:
+        """Copy the parameters' gradients into the buffers; a parameter without one counts as zero.
+
+        Raises:
+            ConfigError: A gradient is sparse.
+        """
+        for flat in self._flats:
+            for param, view in zip(flat.params, flat.views, strict=True):
+                if param.grad is None:
+                    view.zero_()
+                elif param.grad.is_sparse:
+                    raise ConfigError(
+                        "a gradient is sparse; only dense ones are averaged", hint="build the embedding with sparse=False"
+                    )
+                else:
+                    view.copy_(param.grad)
+
+    @torch.no_grad()
+    def unpack(self) -> None:
+        """Copy the buffers into the parameters' gradients.
+
+        A parameter that had no gradient here gets one: another replica may have used it, and all apply the same update.
+        """
+        for flat in self._flats:
+            for param, view in zip(flat.params, flat.views, strict=True):
+                if param.grad is None:
+                    param.grad = view.clone()
+                else:
+                    param.grad.copy_(view)
+
+    def average(self, manager: Manager, *, inner: dist.ProcessGroup | None = None) -> bool:
+        """Average the buffers over the participants of the current quorum, in place.
+
+        A replica that heals takes part with zeros and is not counted. The divisor is the number of *participants*,
+        which changes when a replica leaves or joins: the average is right at every size.
+
+        Args:
+            manager: Its quorum must have been started.
+            inner: The ranks of this replica group, averaged over first; None for groups of one rank.
+
+        Returns:
+            False if a member left in mid-collective. The buffers are then undefined, and the manager votes no.
+        """
+        buckets = self.buckets
+        if inner is not None:
+            options = dist.AllreduceOptions()
+            options.reduceOp = dist.ReduceOp.SUM
+            for work in [inner.allreduce([bucket], options) for bucket in buckets]:
+                work.wait()
+            for bucket in buckets:
+                bucket /= inner.size()
+        for work in [manager.allreduce(bucket) for bucket in buckets]:
+            work.wait()
+        return manager.errored() is None

@@ -1,0 +1,95 @@
+"""TorchFT's Manager, with the few corners smoothed that a session stumbles over."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import Any
+
+# TorchFT's Rust half reads this once, at import. Its INFO lines hold the lighthouse's URL, which holds a secret.
+os.environ.setdefault("RUST_LOG", "error")
+
+from torchft import Manager  # noqa: E402
+
+__all__ = ["SessionManager", "quiet_torchft"]
+
+
+class SessionManager(Manager):  # type: ignore[misc]  # torchft has no type information
+    """A Manager whose quorum call cannot keep the process from exiting.
+
+    TorchFT runs it in a thread pool that Python joins at exit, and nothing ends a call under way: a rank that was asked
+    to leave while it waited would sit there for the whole quorum timeout.
+    """
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._executor = _DaemonExecutor("torchft_quorum")
+
+    @property
+    def quorum_pending(self) -> bool:
+        """Whether a quorum was asked for and has not come."""
+        return self._quorum_future is not None and not self._quorum_future.done()
+
+    @property
+    def quorum_id(self) -> int:
+        """The quorum that this replica is in; -1 before the first."""
+        return int(self._quorum_id)
+
+    def settle(self) -> None:
+        """Forget failed votes and a failed quorum: what comes next is not a retry of them."""
+        self._commit_failures = 0
+        if self._quorum_future is not None and self._quorum_future.done():
+            self._quorum_future = None
+
+
+class _DaemonExecutor(Executor):
+    """One thread that does what is submitted, in order, and that Python does not wait for at exit."""
+
+    def __init__(self, name: str) -> None:
+        self._tasks: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self._tasks.put((future, lambda: fn(*args, **kwargs)))
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002
+        self._tasks.put(None)
+        if wait:
+            self._thread.join()
+
+    def _work(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            future, call = task
+            try:
+                future.set_result(call())
+            except BaseException as error:  # noqa: BLE001  # it belongs to whoever waits for the future
+                future.set_exception(error)
+
+
+class _OneLine(logging.Filter):
+    """A peer's death is no news of the survivors' own: one line instead of a traceback, and no warnings about CUDA."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno < logging.WARNING:
+            return True
+        if "flight recorder" in record.getMessage():
+            return False
+        record.exc_info = record.exc_text = None
+        record.msg, record.args = record.getMessage().strip().split("\n", 1)[0], ()
+        record.levelno, record.levelname = logging.INFO, "INFO"
+        return logging.getLogger(record.name).isEnabledFor(logging.INFO)
+
+
+def quiet_torchft() -> None:
+    """Reduce TorchFT's logging to one line a failure, shown at level INFO; the session reports failures itself."""
+    for name in ("torchft.manager", "torchft.process_group", "torchft.futures"):
+        logger = logging.getLogger(name)
+        if not any(isinstance(item, _OneLine) for item in logger.filters):
+            logger.addFilter(_OneLine())

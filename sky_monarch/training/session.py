@@ -1,0 +1,529 @@
+"""The training session: a recipe's loop, and what keeps it going while replicas die and return.
+
+    seed_everything(0)
+    model, optimizer = ...
+    with Session(model, optimizer, target_step=300, seed=0) as session:
+        while session.running:
+            loss = ...
+            loss.backward()
+            session.step_optimizer(metrics={"loss": loss})
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+from sky_monarch.errors import CheckpointError, ConfigError, QuorumError, QuorumTimeoutError
+from sky_monarch.training.agent_link import AgentLink
+from sky_monarch.training.checkpoint import CheckpointFolder, CheckpointPlan
+from sky_monarch.training.collectives import BUCKET_BYTES, GradientBuckets
+from sky_monarch.training.digest import parameters_digest
+from sky_monarch.training.environment import RankEnvironment
+from sky_monarch.training.manager import SessionManager, quiet_torchft
+from sky_monarch.training.process_group import ResilientGloo
+from sky_monarch.training.timeouts import Timeouts
+from sky_monarch.training.transport import PrivateHTTPTransport
+
+# The first optimizer made pulls this in, a second of CPU: here a warm standby pays for it before it is needed.
+import torch._dynamo  # isort: skip
+
+__all__ = ["Session", "seed_everything"]
+
+logger = logging.getLogger(__name__)
+
+_LOCAL = "127.0.0.1"
+# Failed votes in a row: from the third on the session waits before it asks again; at the last it gives up.
+_PATIENT_FAILURES, _MOST_FAILURES = 3, 100
+_LONGEST_BACKOFF_S = 1.0
+# Without an agent nobody says when the donors may leave.
+_LINGER_ALONE_S = 2.0
+_DONOR_POLL_S = 0.1
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python's, NumPy's and torch's global generators: call it before the model is built, with one seed for all."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+    with contextlib.suppress(ImportError):
+        import numpy as np
+
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+
+
+class Session:
+    """One rank of one replica group, training in step with the others.
+
+    Between two commits any other group may die, heal or join: gradients are averaged over whoever is there, a step that
+    a death interrupted is averaged again from the kept local gradients, and a group that comes back pulls its state from
+    a donor. Parameters are bit-equal on all groups after every commit.
+
+    Args:
+        model: Built after :func:`seed_everything`, so that all groups start from the same bits (checked).
+        optimizer: Steps only when the quorum commits.
+        target_step: The work is done when this step is committed; None for a loop that ends by itself.
+        seed: Of the run. The global generators go on with a stream of this rank's own; :meth:`generator` adds the step.
+        before_update: Called with the step being applied, once the averaged gradients are in place and before the
+            optimizer uses them: the place for a learning-rate schedule and for clipping. (Earlier, a group that
+            heals does not know its step.)
+        retries: How often one step is averaged again from the kept gradients.
+        bucket_bytes: Most bytes of one collective.
+        timeouts: Longest waits; TorchFT's environment variables are applied on top.
+        release_limit_s: Longest stay as a donor after the target step.
+
+    Raises:
+        ConfigError: An argument, the environment or the timeouts cannot be used; nothing was started.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        target_step: int | None = None,
+        seed: int = 0,
+        before_update: Callable[[int], None] | None = None,
+        retries: int = 3,
+        bucket_bytes: int = BUCKET_BYTES,
+        timeouts: Timeouts | None = None,
+        release_limit_s: float = 120.0,
+    ) -> None:
+        if target_step is not None and target_step < 1:
+            raise ConfigError(f"target_step is {target_step}; it must be at least 1")
+        if retries < 0:
+            raise ConfigError(f"retries is {retries}; it must be at least 0")
+        self._env = RankEnvironment.read()
+        self._timeouts = Timeouts.derive(timeouts)
+        self._checkpoints = (
+            CheckpointFolder(CheckpointPlan.parse(self._env.checkpoint)) if self._env.checkpoint else None
+        )
+        self._buckets = GradientBuckets(model.parameters(), bucket_bytes=bucket_bytes)
+        self._model, self._optimizer = model, optimizer
+        self._target_step, self._seed = target_step, seed
+        self._before_update = before_update
+        self._retries = retries
+        self._release_limit_s = release_limit_s
+        self._states: dict[str, tuple[Callable[[Any], None], Callable[[], Any]]] = {}
+        self._resources = contextlib.ExitStack()
+        self._manager: SessionManager | None = None
+        self._begun = self._averaged = False
+        self._failures = 0
+        self._leader = False
+        self._drain = threading.Event()
+        self._may_interrupt = False
+        self.register_state("model", model.load_state_dict, model.state_dict)
+        self.register_state("optimizer", optimizer.load_state_dict, optimizer.state_dict)
+
+    # What a recipe asks.
+
+    @property
+    def step(self) -> int:
+        """Steps committed so far. A group that heals learns it with its first commit."""
+        return 0 if self._manager is None else int(self._manager.current_step())
+
+    @property
+    def replica(self) -> int:
+        """This replica group, ``0..replicas``."""
+        return self._env.replica
+
+    @property
+    def replicas(self) -> int:
+        """Replica groups of the run, whether they are up or not."""
+        return self._env.replicas
+
+    @property
+    def rank(self) -> int:
+        """This rank inside its group."""
+        return self._env.rank
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this is the one rank of the last committed step that does what is done once (evaluate, save)."""
+        return self._leader
+
+    @property
+    def drain_requested(self) -> bool:
+        """Whether this process was asked to leave (SIGTERM, or its agent)."""
+        return self._drain.is_set()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the target step is committed."""
+        return self._target_step is not None and self.step >= self._target_step
+
+    def generator(self, stream: int = 0) -> torch.Generator:
+        """Random numbers of this step, replica and rank alone: a step that is done again draws the same.
+
+        Args:
+            stream: For a second independent generator of the same step.
+        """
+        place = ((self.step * 65_537 + self.replica) * 4_099 + self.rank) * 31 + stream
+        return torch.Generator().manual_seed((self._seed * 1_000_000_007 + place) % 2**63)
+
+    def digest(self) -> str:
+        """SHA-256 of all parameters, as 64 hex digits: equal on all groups after each commit."""
+        return parameters_digest(self._model)
+
+    def register_state(self, key: str, load: Callable[[Any], None], save: Callable[[], Any]) -> None:
+        """Let a healing group, and checkpoints, carry more than model and optimizer.
+
+        Args:
+            key: Any name, the same on all groups.
+            load: Applies what ``save`` returned, on another process.
+            save: Called in another thread, during the forward pass: what it returns must not change before the commit.
+
+        Raises:
+            ConfigError: The key is taken, or the session has begun.
+        """
+        if key in self._states:
+            raise ConfigError(f"state {key!r} is registered already")
+        if self._manager is not None:
+            raise ConfigError(f"state {key!r} must be registered before the session is entered")
+        self._states[key] = (load, save)
+
+    @contextlib.contextmanager
+    def pause(self, what: str, limit_s: float = 600.0) -> Iterator[None]:
+        """Tell the watchdog of a long stretch without commits, such as an evaluation.
+
+        Args:
+            what: Shown in status.
+            limit_s: After this the watchdog may act after all.
+        """
+        self._link.pause(what, limit_s)
+        try:
+            yield
+        finally:
+            self._link.pause(what, 0.0)
+
+    # The loop.
+
+    @property
+    def running(self) -> bool:
+        """Begin the next step; False when the target step is committed.
+
+        Asks for the quorum, which comes while the recipe computes, and zeroes the gradients.
+
+        Raises:
+            SystemExit: With code 0: this process was asked to leave, and is between two steps.
+        """
+        manager = self._entered()
+        self._link.rehearse_faults()
+        if self._begun:
+            return True
+        if self.drain_requested:
+            raise SystemExit(0)
+        if self.finished:
+            return False
+        self._ask(manager)
+        self._begun, self._averaged = True, False
+        self._optimizer.zero_grad()
+        return True
+
+    def average_gradients(self) -> bool:
+        """Average the gradients now, for a recipe that wants to see them before :meth:`step_optimizer`.
+
+        Returns:
+            False if no quorum held long enough, or the group healed to the end of the run; the step is lost.
+        """
+        manager = self._in_step()
+        for attempt in range(self._retries + 1):
+            if not self._reduce(manager):
+                self._vote(manager)
+                if self.finished or attempt == self._retries:
+                    break
+                self._ask(manager)
+            else:
+                self._buckets.unpack()
+                self._averaged = True
+                return True
+        self._begun = False
+        return False
+
+    def step_optimizer(self, metrics: Mapping[str, float | torch.Tensor] | None = None) -> bool:
+        """Average the gradients over the quorum, vote, and step the optimizer if the vote passes.
+
+        Args:
+            metrics: Of this step, shown in status: ``loss`` and whatever else is worth a look.
+
+        Returns:
+            Whether the step was committed. If not, nothing has changed, and the loop simply goes on.
+
+        Raises:
+            QuorumTimeoutError: No quorum formed in time.
+            QuorumError: The lighthouse cannot be reached, or nothing was committed in a hundred attempts.
+        """
+        manager = self._in_step()
+        self._link.rehearse_faults()
+        for attempt in range(self._retries + 1):
+            if not self._averaged:
+                self._reduce(manager)
+            if self._vote(manager):
+                self._commit(manager, metrics or {})
+                return True
+            # Gradients averaged in place cannot be averaged again; kept ones can.
+            if self._averaged or self.finished or attempt == self._retries:
+                break
+            self._ask(manager)
+        self._begun = False
+        return False
+
+    def _ask(self, manager: SessionManager) -> None:
+        """Ask for a quorum; it comes in another thread."""
+        if self._failures > _PATIENT_FAILURES:
+            time.sleep(min(_LONGEST_BACKOFF_S, 0.02 * 2 ** min(self._failures - _PATIENT_FAILURES, 10)))
+        first = manager.quorum_id < 0
+        limit_s = self._timeouts.first_quorum_s if first else self._timeouts.quorum_s
+        manager.start_quorum(timeout=timedelta(seconds=limit_s))
+
+    def _await_quorum(self, manager: SessionManager) -> None:
+        self._may_interrupt = True
+        try:
+            if self.drain_requested:
+                raise SystemExit(0)
+            manager.wait_quorum()
+        except TimeoutError as error:
+            raise QuorumTimeoutError(
+                f"replica {self.replica} got no quorum: {error}",
+                hint="another replica is stuck, or fewer than min_replicas are up",
+            ) from error
+        except RuntimeError as error:
+            raise QuorumError(f"the lighthouse gave no quorum: {error}", hint="is it up?") from error
+        finally:
+            self._may_interrupt = False
+
+    def _reduce(self, manager: SessionManager) -> bool:
+        """One attempt at averaging; False if it failed, and the vote will then be no."""
+        self._await_quorum(manager)
+        if self.finished:
+            # The donors have reached the target and reduce no more: voting no still applies the state they gave.
+            manager.report_error(QuorumError("healed to the target step"))
+            return False
+        if self.step == 0 and manager.is_participating() and manager.errored() is None and not self._begin(manager):
+            return False
+        self._buckets.pack()
+        return self._buckets.average(manager, inner=self._inner)
+
+    def _begin(self, manager: SessionManager) -> bool:
+        """Step 0, at every attempt and on every member: go on from a checkpoint, or check that all start equal."""
+        restored = self._restore(manager)
+        if restored:
+            # The lighthouse must hear of the new step, so this attempt ends here, also for a member that cannot read it.
+            manager.report_error(QuorumError(f"continuing from the checkpoint of step {self.step}"))
+            self._gloo.cut()
+            return False
+        word = int(self.digest()[:15], 16)
+        extremes = torch.tensor([word, -word], dtype=torch.int64)
+        manager.allreduce(extremes, reduce_op=dist.ReduceOp.MAX).wait()
+        if manager.errored() is not None:
+            return False
+        if int(extremes[0]) != -int(extremes[1]):
+            raise ConfigError(
+                "the replica groups start from different parameters",
+                hint="call seed_everything(seed) with one seed before the model is built",
+            )
+        return True
+
+    def _restore(self, manager: SessionManager) -> bool:
+        if self._checkpoints is None:
+            return False
+        try:
+            newest = self._checkpoints.load_newest()
+        except CheckpointError as error:
+            logger.warning("starting without a checkpoint: %s", error)
+            return False
+        if newest is None:
+            return False
+        step, state = newest
+        for key, (load, _) in self._states.items():
+            if key in state["states"]:
+                load(state["states"][key])
+        manager.load_state_dict(state["manager"])
+        logger.info("continuing from the checkpoint of step %d", step)
+        return True
+
+    def _vote(self, manager: SessionManager) -> bool:
+        committed = bool(manager.should_commit())
+        if committed:
+            self._failures = 0
+            return True
+        if self.finished:
+            return False
+        self._failures += 1
+        error = manager.errored()
+        cause = error.original_exception if error is not None else "too few replicas"
+        logger.info("step %d was not committed: %s", self.step, str(cause).split("\n", 1)[0])
+        if self._failures >= _MOST_FAILURES:
+            raise QuorumError(f"nothing was committed in {self._failures} attempts; the last failed with: {cause}")
+        return False
+
+    def _commit(self, manager: SessionManager, metrics: Mapping[str, float | torch.Tensor]) -> None:
+        if not self._averaged:
+            self._buckets.unpack()
+        if self._before_update is not None:
+            self._before_update(self.step - 1)
+        self._optimizer.step()
+        self._begun = self._averaged = False
+        self._leader = manager.participating_rank() == 0 and self.rank == 0
+        values = {name: float(value) for name, value in metrics.items()} if manager.is_participating() else {}
+        if self._checkpoints is not None:
+            values |= self._save_checkpoint(manager, self._checkpoints)
+        self._link.committed(self.step, manager.quorum_id, manager.num_participants(), values)
+
+    def _save_checkpoint(self, manager: SessionManager, folder: CheckpointFolder) -> dict[str, float]:
+        if self._leader and folder.due(self.step):
+            state = {
+                "manager": manager.state_dict(),
+                "states": {key: _snapshot(save()) for key, (_, save) in self._states.items()},
+            }
+            if not folder.save(self.step, state):
+                logger.warning("no checkpoint of step %d: the previous one is still being written", self.step)
+        return {"checkpoint_failures": float(folder.failures)} if folder.failures else {}
+
+    def _entered(self) -> SessionManager:
+        if self._manager is None:
+            raise ConfigError("the session is not entered", hint="use it in a `with` statement")
+        return self._manager
+
+    def _in_step(self) -> SessionManager:
+        manager = self._entered()
+        if not self._begun:
+            raise ConfigError("no step has begun", hint="loop with `while session.running:`")
+        return manager
+
+    # Entering and leaving.
+
+    def __enter__(self) -> Session:
+        """Connect to lighthouse, group and agent. The first quorum is asked for by :attr:`running`.
+
+        Raises:
+            ConfigError: The lighthouse or the group's store cannot be reached.
+            PeerRefusedError: The agent has a newer generation of this group.
+        """
+        if self._manager is not None:
+            raise ConfigError("a session is entered once")
+        quiet_torchft()
+        env = self._env
+        seed_everything((self._seed + 1) * 1_000_003 + env.replica * 4_099 + env.rank)
+        with contextlib.ExitStack() as undo:
+            self._gloo = ResilientGloo(
+                address=_LOCAL,
+                timeout=timedelta(seconds=self._timeouts.collective_s),
+                connect_timeout=timedelta(seconds=self._timeouts.rendezvous_s),
+            )
+            self._inner = self._join_group()
+            self._manager = self._make_manager(undo)
+            self._link = AgentLink(env, target_step=self._target_step, on_dead=self._gloo.declare_dead)
+            undo.callback(self._link.close)
+            if threading.current_thread() is threading.main_thread():
+                previous = signal.signal(signal.SIGTERM, self._on_sigterm)
+                undo.callback(signal.signal, signal.SIGTERM, previous)
+            self._resources = undo.pop_all()
+        return self
+
+    def _join_group(self) -> dist.ProcessGroup | None:
+        """The ranks of this replica group; None where this rank is alone."""
+        env = self._env
+        if env.store is None:
+            self._store = dist.TCPStore(_LOCAL, 0, is_master=True, wait_for_workers=False)
+            return None
+        if not dist.is_initialized():
+            dist.init_process_group(
+                "gloo",
+                init_method="env://",
+                rank=env.rank,
+                world_size=env.world_size,
+                timeout=timedelta(seconds=self._timeouts.collective_s),
+            )
+        return dist.group.WORLD
+
+    def _make_manager(self, undo: contextlib.ExitStack) -> SessionManager:
+        env, timeouts = self._env, self._timeouts
+        lighthouse = env.lighthouse
+        if lighthouse is None:
+            from torchft.coordination import LighthouseServer
+
+            server = LighthouseServer(bind=f"{_LOCAL}:0", min_replicas=1, join_timeout_ms=100)
+            undo.callback(server.shutdown)
+            lighthouse = f"http://{_LOCAL}:{server.address().rpartition(':')[2]}"  # it advertises the host's name
+        token = env.agent.token if env.agent is not None else lighthouse
+        host, port = env.store or (_LOCAL, self._store.port)
+        try:
+            manager = SessionManager(
+                pg=self._gloo,
+                load_state_dict=None,
+                state_dict=None,
+                min_replica_size=env.min_replicas,
+                timeout=timedelta(seconds=timeouts.transfer_s),
+                quorum_timeout=timedelta(seconds=timeouts.quorum_s),
+                connect_timeout=timedelta(seconds=timeouts.dial_s),
+                rank=env.rank,
+                world_size=env.world_size,
+                store_addr=host,
+                store_port=port,
+                lighthouse_addr=lighthouse,
+                replica_id=env.replica_id,
+                hostname=_LOCAL,
+                checkpoint_transport=PrivateHTTPTransport(
+                    token=token, address=_LOCAL, timeout=timedelta(seconds=timeouts.transfer_s)
+                ),
+                init_sync=False,
+                quorum_retries=timeouts.quorum_retries,
+            )
+        except (RuntimeError, TimeoutError) as error:
+            raise ConfigError(f"cannot reach the lighthouse or the group's store: {error}") from error
+        undo.callback(manager.shutdown, wait=False)
+        for key, (load, save) in self._states.items():
+            manager.register_state_dict_fn(key, load, save)
+        return manager
+
+    def _on_sigterm(self, signum: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        self._drain.set()
+        if self._may_interrupt:
+            raise SystemExit(0)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave the quorum. After the target step: first stay as a donor until the agent says that nobody needs one."""
+        try:
+            if kind is None and self._checkpoints is not None and not self._checkpoints.wait(self._release_limit_s):
+                logger.warning("left while a checkpoint was still being written")
+            if kind is None and self._target_step is not None and self.finished:
+                self._stay_as_donor(self._entered())
+        finally:
+            self._resources.close()
+
+    def _stay_as_donor(self, manager: SessionManager) -> None:
+        """Answer quorums, so that a group that is still on its way can heal to the end, until released."""
+        self._link.done(self.step)
+        alone = self.replicas == 1
+        limit_s = self._release_limit_s if self._link.connected else (0.0 if alone else _LINGER_ALONE_S)
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline and not self.drain_requested:
+            if not manager.quorum_pending:
+                manager.settle()
+                manager.start_quorum()
+            if self._link.released.wait(_DONOR_POLL_S):
+                return
+
+
+def _snapshot(state: Any) -> Any:
+    """A copy of ``state`` that training does not change: tensors cloned to the CPU, containers rebuilt."""
+    if isinstance(state, torch.Tensor):
+        return state.detach().to("cpu", copy=True)
+    if isinstance(state, Mapping):
+        return {key: _snapshot(value) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(_snapshot(value) for value in state) if type(state) in (list, tuple) else list(state)
+    return state

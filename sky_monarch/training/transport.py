@@ -1,0 +1,135 @@
+"""Handing a replica's state to one that heals: TorchFT's HTTP transport, on one address and behind the run's secret.
+
+TorchFT's own listens on every interface, advertises the host's name (which need not resolve), asks for no credentials,
+and unpickles what it gets. This one listens on the session's address, and both sides prove that they know the run's
+token before a byte is decoded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import secrets
+import threading
+import urllib.request
+from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import torch
+from torchft.checkpointing import HTTPTransport
+from torchft.checkpointing._rwlock import RWLock
+from torchft.checkpointing._serialization import _streaming_load, _streaming_save
+
+__all__ = ["PrivateHTTPTransport"]
+
+logger = logging.getLogger(__name__)
+
+_REQUEST_HEADER = "X-Sky-Monarch-Proof"
+_ANSWER_HEADER = "X-Sky-Monarch-Answer"
+_NONCE_BYTES = 16
+
+
+class PrivateHTTPTransport(HTTPTransport[Any]):  # type: ignore[misc]  # torchft has no type information
+    """Serves ``GET /checkpoint/<step>/full`` to those who know ``token``.
+
+    Args:
+        token: The run's secret; it is never sent, only proofs made with it.
+        address: Numeric address to listen on and to advertise.
+        timeout: For one request.
+    """
+
+    def __init__(self, *, token: str, address: str, timeout: timedelta) -> None:
+        # HTTPTransport's constructor opens its server at once; the state that its other methods use is set up here.
+        self._checkpoint_lock = RWLock(timeout=timeout.total_seconds())
+        self._disallowed = False
+        self._step = -1
+        self._timeout = timeout
+        self._state_dict = None
+        self._num_chunks = 0
+        self._spec = None
+        self._chunks = None
+        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        self._stream = None if accelerator is None else torch.Stream(accelerator)
+        self._key = token.encode()
+        self.disallow_checkpoint()
+
+        self._server = _Server((address, 0), self)
+        self._thread = threading.Thread(target=self._serve, name="donor", daemon=True)
+        self._thread.start()
+
+    def address(self) -> str:
+        """Where a joiner finds this donor; the step is appended to it."""
+        host, port = self._server.server_address[:2]
+        return f"http://{str(host)}:{port}/checkpoint/"
+
+    def proof(self, purpose: str, nonce: str, path: str) -> str:
+        """What only a holder of the token can compute for this request."""
+        return hmac.new(self._key, f"{purpose}\n{nonce}\n{path}".encode(), hashlib.sha256).hexdigest()
+
+    def recv_checkpoint(self, src_rank: int, metadata: str, step: int, timeout: timedelta) -> Any:  # noqa: ARG002
+        """Fetch the state of ``step`` from the donor at ``metadata``.
+
+        Raises:
+            PermissionError: The donor could not prove that it belongs to this run; nothing was decoded.
+            OSError: It could not be reached, or refused.
+        """
+        path = f"/checkpoint/{step}/full"
+        nonce = secrets.token_hex(_NONCE_BYTES)
+        if not metadata.startswith("http://"):
+            raise PermissionError(f"not an address of a donor: {metadata!r}")
+        request = urllib.request.Request(  # noqa: S310  # the scheme is checked above
+            f"{metadata}{step}/full", headers={_REQUEST_HEADER: f"{nonce} {self.proof('ask', nonce, path)}"}
+        )
+        # No proxy: the donor's address is of this run, whatever http_proxy says.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(request, timeout=timeout.total_seconds()) as response:
+            answer = response.headers.get(_ANSWER_HEADER, "")
+            if not hmac.compare_digest(answer, self.proof("answer", nonce, path)):
+                raise PermissionError(f"the donor at {metadata} does not belong to this run")
+            return _streaming_load(response, weights_only=False)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], transport: PrivateHTTPTransport) -> None:
+        self.transport = transport
+        super().__init__(address, _Handler)
+
+    def server_bind(self) -> None:
+        # http.server's own looks the host's name up, which may take seconds where it does not resolve.
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
+        logger.info("a joiner at %s went away", client_address, exc_info=True)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+
+    def setup(self) -> None:
+        self.timeout = self.server.transport._timeout.total_seconds()
+        super().setup()
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        logger.debug(format, *args)
+
+    def do_GET(self) -> None:
+        transport = self.server.transport
+        nonce, _, proof = self.headers.get(_REQUEST_HEADER, "").partition(" ")
+        if len(nonce) != 2 * _NONCE_BYTES or not hmac.compare_digest(proof, transport.proof("ask", nonce, self.path)):
+            self.send_error(403)
+            return
+        with transport._checkpoint_lock.r_lock():
+            if self.path != f"/checkpoint/{transport._step}/full":
+                self.send_error(404, f"this donor serves step {transport._step}")
+                return
+            self.send_response(200)
+            self.send_header("Content-type", "application/octet-stream")
+            self.send_header(_ANSWER_HEADER, transport.proof("answer", nonce, self.path))
+            self.end_headers()
+            _streaming_save(transport._state_dict, self.wfile)

@@ -1,0 +1,102 @@
+"""What the job file says arrives in the process, and secrets arrive nowhere else."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+from tests.support.runs import FREE_RANK, Workbench, pid_of
+from tests.support.waiting import eventually
+
+DUMP = """
+import json, os, sys, time
+name = f"env-{os.environ['REPLICA_GROUP_ID']}-{os.environ['RANK']}-{os.environ['SKY_MONARCH_GENERATION']}.json"
+values = {key: os.environb[key.encode()].decode("utf-8", "surrogateescape") for key in sys.argv[1:] if key in os.environ}
+open(name + "~", "w").write(json.dumps(values))
+os.rename(name + "~", name)
+time.sleep(300 if os.environ["SKY_MONARCH_GENERATION"] == "1" else 0)
+"""
+AWKWARD = "a$b\"c`d'\n=é \\ %s {x} # end"
+
+
+def dump(workbench: Workbench, *keys: str) -> str:
+    """Command that writes the named variables into a file."""
+    script = workbench.folder / "dump.py"
+    script.write_text(DUMP)
+    return f"{sys.executable} {script} {' '.join(keys)}"
+
+
+def test_values_arrive_unchanged_on_every_replica_and_after_a_restart(workbench: Workbench) -> None:
+    job = workbench.write(
+        f"""
+        name: values
+        replicas: 2
+        recovery: {{standby: 0, backoff_s: 0.1}}
+        run: {json.dumps(dump(workbench, "A", "B", "C", "D", "E", "F", "AWKWARD"))}
+        envs: {{A: 010, B: yes, C: 1.10, D: 12:30:45, E: 2026-01-02, F: 0x10, AWKWARD: {json.dumps(AWKWARD)}}}
+        """,
+        name="values.yaml",
+    )
+    name = workbench.up(job)
+    eventually(lambda: len(list(workbench.folder.glob("env-*-0-1.json"))) == 2, within_s=30)
+    os.kill(pid_of(workbench.status(name), 1), signal.SIGKILL)
+    eventually(lambda: (workbench.folder / "env-1-0-2.json").exists(), within_s=30)
+    for file in workbench.folder.glob("env-*.json"):
+        assert json.loads(file.read_text()) == {
+            "A": "010", "B": "yes", "C": "1.10", "D": "12:30:45", "E": "2026-01-02", "F": "0x10", "AWKWARD": AWKWARD,
+        }, file.name  # fmt: skip
+    workbench.cli("down", name)
+
+
+def test_a_secret_is_nowhere_but_in_its_process_and_one_private_file(workbench: Workbench) -> None:
+    workbench.env["WANDB_API_KEY"] = "canary-one-7261"
+    workbench.env["TOKEN"] = "canary-two-9137"
+    job = workbench.job("secret", run=dump(workbench, "WANDB_API_KEY", "TOKEN"), replicas=1)
+    done = workbench.cli("up", str(job), "--detach", "--env", "WANDB_API_KEY", "--secret", "TOKEN")
+    assert done.returncode == 0, done.stderr
+    workbench.names.append("secret")
+    file = workbench.folder / "env-0-0-1.json"
+    eventually(file.exists, within_s=30)
+    assert json.loads(file.read_text()) == {"WANDB_API_KEY": "canary-one-7261", "TOKEN": "canary-two-9137"}
+    for process in workbench.processes("secret"):
+        assert b"canary-" not in Path(f"/proc/{process}/cmdline").read_bytes()
+    workbench.cli("status", "secret", "--json")
+    workbench.cli("down", "secret")
+    holders = []
+    for path in workbench.home.rglob("*"):
+        if path.is_file() and b"canary-" in path.read_bytes():
+            holders.append(path)
+    assert [path.name for path in holders] == ["private.json"]
+    assert holders[0].stat().st_mode & 0o777 == 0o600
+    for path in [workbench.home, *workbench.home.rglob("*")]:
+        if path.is_dir():
+            assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_a_rank_gets_the_elastic_environment(workbench: Workbench) -> None:
+    keys = [
+        "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "REPLICA_GROUP_ID",
+        "NUM_REPLICA_GROUPS", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE",
+    ]  # fmt: skip
+    name = workbench.up(workbench.job("elastic", run=dump(workbench, *keys), replicas=2, ranks_per_replica=2))
+    eventually(lambda: len(list(workbench.folder.glob("env-*.json"))) == 4, within_s=30)
+    values = json.loads((workbench.folder / "env-1-1-1.json").read_text())
+    assert values == {
+        "RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1", "REPLICA_GROUP_ID": "1", "NUM_REPLICA_GROUPS": "2",
+        "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }  # fmt: skip
+    workbench.cli("down", name)
+
+
+def test_the_lighthouse_secret_is_not_in_the_logs(workbench: Workbench) -> None:
+    name = workbench.up(workbench.job("redact", run=f"{FREE_RANK} --steps 20", replicas=2))
+    workbench.wait_for_end(name)
+    folder = workbench.run_folder(name)
+    token = json.loads((folder / "private.json").read_text())["token"]
+    for path in folder.rglob("*"):
+        if path.is_file() and path.name != "private.json":
+            assert token.encode() not in path.read_bytes(), path

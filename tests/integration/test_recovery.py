@@ -1,0 +1,119 @@
+"""A rank dies: only its own replica group is replaced, the others go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.support.processes import is_alive
+from tests.support.runs import FREE_RANK, Workbench, generation_of, pid_of
+from tests.support.waiting import eventually
+
+
+def test_a_killed_rank_is_replaced_and_the_others_keep_their_processes(workbench: Workbench) -> None:
+    name = workbench.up(workbench.job("kill", run=f"{FREE_RANK} --steps 120"))
+    before = workbench.wait_for_step(name, 30)
+
+    os.kill(pid_of(before, 1), signal.SIGKILL)
+
+    after = workbench.wait_for_end(name)
+    assert after["state"] == "SUCCEEDED", after["reason"]
+    assert [generation_of(after, replica) for replica in range(3)] == [1, 2, 1]
+    assert pid_of(after, 0) == pid_of(before, 0)
+    assert pid_of(after, 2) == pid_of(before, 2)
+    assert pid_of(after, 1) != pid_of(before, 1)
+    (recovery,) = after["recoveries"]
+    assert recovery["replica"] == 1
+    assert recovery["first_commit_s"] > 0
+    kinds = [event["event"] for event in workbench.events(name) if event.get("replica") == 1]
+    order = ["rank_exited", "evicted", "generation_ended", "generation_started", "first_commit"]
+    positions = [kinds.index(kind, kinds.index("rank_exited")) for kind in order]
+    assert positions == sorted(positions), kinds
+
+
+def test_survivors_commit_while_the_victim_is_away(workbench: Workbench) -> None:
+    job = workbench.job("away", run=f"{FREE_RANK} --steps 400", recovery={"backoff_s": 3, "backoff_max_s": 3})
+    name = workbench.up(job)
+    status = workbench.wait_for_step(name, 10)
+    os.kill(pid_of(status, 1), signal.SIGKILL)
+    again = eventually(
+        lambda: (now := workbench.status(name)) and generation_of(now, 1) == 2 and pid_of(now, 1) and now
+    )
+    # The first restart is at once; the second has to wait, and meanwhile the others commit.
+    os.kill(pid_of(again, 1), signal.SIGKILL)
+    at_kill = workbench.status(name)["groups"][0]["step"]
+    eventually(lambda: workbench.status(name)["groups"][0]["step"] >= at_kill + 5, within_s=10)
+    now = workbench.status(name)
+    assert now["quorum"]["participants"] in {2, 3}
+    workbench.cli("down", name)
+
+
+def test_every_rank_of_the_group_is_replaced_when_one_dies(workbench: Workbench) -> None:
+    name = workbench.up(workbench.job("pairs", run=f"{FREE_RANK} --steps 100", replicas=2, ranks_per_replica=2))
+    before = workbench.wait_for_step(name, 10)
+    os.kill(pid_of(before, 0, rank=1), signal.SIGKILL)
+
+    def replaced() -> bool:
+        now = workbench.status(name)
+        return generation_of(now, 0) == 2 and all(rank["pid"] for rank in now["groups"][0]["ranks"])
+
+    eventually(replaced)
+    assert not is_alive(pid_of(before, 0, rank=0))
+    after = workbench.status(name)
+    assert [rank["pid"] for rank in after["groups"][1]["ranks"]] == [
+        rank["pid"] for rank in before["groups"][1]["ranks"]
+    ]
+    assert workbench.wait_for_end(name)["state"] == "SUCCEEDED"
+
+
+@pytest.mark.parametrize("when", ["0", "3"])
+def test_exit_0_before_the_end_is_a_failure_of_that_replica(workbench: Workbench, when: str) -> None:
+    name = workbench.up(workbench.job("early", run=f"{FREE_RANK} --steps 60 --do 1:{when}:exit=0"))
+    after = workbench.wait_for_end(name)
+    assert after["state"] == "SUCCEEDED", after["reason"]
+    assert [generation_of(after, replica) for replica in range(3)] == [1, 2, 1]
+    assert f"{when}/60" in after["recoveries"][0]["cause"]
+
+
+def test_a_hung_rank_is_found_and_replaced(workbench: Workbench) -> None:
+    job = workbench.job(
+        "hung", run=f"{FREE_RANK} --steps 80 --do 1:20:stop", recovery={"progress_limit_s": 3, "startup_limit_s": 20}
+    )
+    name = workbench.up(job)
+    after = workbench.wait_for_end(name)
+    assert after["state"] == "SUCCEEDED", after["reason"]
+    assert generation_of(after, 1) == 2
+    assert "3 s" in after["recoveries"][0]["cause"] or "progress" in after["recoveries"][0]["cause"]
+
+
+def test_a_crash_loop_stops_at_its_budget_and_names_the_cause(workbench: Workbench) -> None:
+    job = workbench.job(
+        "loop",
+        run=f"{FREE_RANK} --steps 200 --do '1:0:raise=broken on purpose!'",
+        min_replicas=3,
+        recovery={"max_restarts": 2},
+    )
+    name = workbench.up(job)
+    after = workbench.wait_for_end(name)
+    assert after["state"] == "FAILED"
+    assert after["exit_code"] != 0
+    starts = [event for event in workbench.events(name) if event["event"] == "generation_started"]
+    assert len([event for event in starts if event["replica"] == 1]) == 3, "one start and two restarts"
+    assert "1" in after["reason"]
+    assert "ValueError: broken on purpose" in workbench.cli("logs", name, "--replica", "1").stdout
+
+
+def test_the_run_goes_on_degraded_while_min_replicas_hold(workbench: Workbench) -> None:
+    job = workbench.job(
+        "less",
+        run=f"{FREE_RANK} --steps 60 --do 1:0:raise!",
+        min_replicas=2,
+        recovery={"max_restarts": 1},
+    )
+    name = workbench.up(job)
+    after = workbench.wait_for_end(name)
+    assert after["state"] == "SUCCEEDED", after["reason"]
+    assert after["groups"][1]["state"] == "GIVEN_UP"
+    assert "DEGRADED" in [event.get("state") for event in workbench.events(name)]

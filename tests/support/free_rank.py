@@ -1,0 +1,93 @@
+"""A rank that trains nothing: real process, real session, real lighthouse, no torch.
+
+It takes part in quorums as a TorchFT manager does, "trains" by sleeping, heals by jumping to the quorum's newest step,
+and reports each step. What goes wrong with it, and where, is said on its command line::
+
+    free_rank.py --steps 120 --step-s 0.05 --do 1:30:exit=3 --do 1:30:raise
+
+Each ``--do REPLICA:STEP:WHAT`` happens in that replica's rank 0, in the first generation only unless WHAT ends in ``!``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+import uuid
+
+from sky_monarch.actors.agent_client import AgentClient
+from sky_monarch.actors.lighthouse_client import LighthouseClient
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--step-s", type=float, default=0.05)
+    parser.add_argument("--do", action="append", default=[])
+    parser.add_argument("--quorum-timeout-s", type=float, default=20.0)
+    options = parser.parse_args()
+
+    replica, rank = int(os.environ["REPLICA_GROUP_ID"]), int(os.environ["RANK"])
+    generation = int(os.environ["SKY_MONARCH_GENERATION"])
+    deeds = [deed.split(":", 2) for deed in options.do]
+    mine = {
+        int(step): what.rstrip("!")
+        for who, step, what in deeds
+        if int(who) == replica and rank == 0 and (generation == 1 or what.endswith("!"))
+    }
+
+    print(f"rank {rank} of replica {replica} starts as generation {generation}, pid {os.getpid()}")
+    agent = AgentClient.from_env(target_step=options.steps)
+    lighthouse = LighthouseClient(os.environ["TORCHFT_LIGHTHOUSE"], connect_timeout_s=options.quorum_timeout_s)
+    name = f"rep_{replica}.g{generation}_{replica}:{uuid.uuid4()}"
+
+    step = 0
+    while step < options.steps:
+        act(mine.get(step))
+        quorum = lighthouse.quorum(
+            name, step, world_size=int(os.environ["WORLD_SIZE"]), timeout_s=options.quorum_timeout_s
+        )
+        newest = max(member["step"] for member in quorum["participants"])
+        if newest > step:
+            print(f"healed from step {step} to {newest}")
+            step = newest
+            if step >= options.steps:
+                break
+        time.sleep(options.step_s)
+        step += 1
+        agent.committed(
+            step,
+            quorum_id=quorum["quorum_id"],
+            participants=len(quorum["participants"]),
+            metrics={"loss": 1.0 / step},
+        )
+        print(f"step {step} quorum {quorum['quorum_id']} participants {len(quorum['participants'])}")
+    agent.done(step)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        command = agent.recv(timeout_s=1.0)
+        if command and command["type"] in {"release", "drain"}:
+            break
+    print(f"rank {rank} of replica {replica} is done at step {step}")
+    return 0
+
+
+def act(what: str | None) -> None:
+    """Go wrong in the way that ``what`` names."""
+    match (what or "").partition("="):
+        case ("exit", _, code):
+            sys.exit(int(code or 1))
+        case ("raise", _, text):
+            raise ValueError(text or "a mistake in the user's code")
+        case ("kill", _, _):
+            os.kill(os.getpid(), signal.SIGKILL)
+        case ("sleep", _, seconds):
+            time.sleep(float(seconds or 3600))
+        case ("stop", _, _):
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

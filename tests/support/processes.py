@@ -1,0 +1,54 @@
+"""Looking at the processes of this machine, from outside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def environ_of(pid: int) -> dict[str, str]:
+    """Environment that ``pid`` was started with; empty where it is gone or not ours."""
+    try:
+        raw = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return {}
+    pairs = (entry.partition(b"=") for entry in raw.split(b"\0") if b"=" in entry)
+    return {key.decode(errors="replace"): value.decode(errors="replace") for key, _, value in pairs}
+
+
+def is_alive(pid: int) -> bool:
+    """True while ``pid`` runs; a zombie does not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in {"Z", "X"}
+
+
+def pids() -> list[int]:
+    """Every process that can be seen."""
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def with_variable(name: str, value: str) -> dict[int, str]:
+    """Live processes whose environment holds ``name=value``, with their command line."""
+    found = {}
+    for pid in pids():
+        if environ_of(pid).get(name) == value and is_alive(pid):
+            try:
+                found[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+    return found
+
+
+def zombies_of(parent: int) -> list[int]:
+    """Zombies whose parent is ``parent``."""
+    found = []
+    for pid in pids():
+        try:
+            state, ppid = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+        except OSError:
+            continue
+        if state == "Z" and int(ppid) == parent:
+            found.append(pid)
+    return found

@@ -1,0 +1,180 @@
+"""Runs of the real CLI, in a state folder of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.support.processes import with_variable
+from tests.support.waiting import eventually
+
+ROOT = Path(__file__).resolve().parents[2]
+FREE_RANK = f"{sys.executable} -m tests.support.free_rank"
+ENDED = {"SUCCEEDED", "FAILED", "FAILED_SETUP", "CANCELLED", "LOST"}
+
+
+class Workbench:
+    """Starts jobs through the CLI and looks at them through the CLI.
+
+    Attributes:
+        home: State folder of this workbench.
+        env: Environment of every CLI call.
+    """
+
+    def __init__(self, folder: Path, *, extra_env: dict[str, str] | None = None) -> None:
+        self.folder = folder
+        self.home = folder / "state"
+        inherited = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith(("SKY_MONARCH_", "TORCH", "MASTER_"))
+        }
+        self.env = {
+            **inherited,
+            "SKY_MONARCH_STATE_DIR": str(self.home),
+            "PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)])),
+            "NO_COLOR": "1",
+            **(extra_env or {}),
+        }
+        self.names: list[str] = []
+
+    def cli(self, *arguments: str, timeout_s: float = 60, **kwargs: Any) -> subprocess.CompletedProcess[str]:
+        """Run ``sky-monarch`` to its end."""
+        return subprocess.run(
+            [sys.executable, "-m", "sky_monarch", *arguments],
+            env=self.env,
+            cwd=self.folder,
+            text=True,
+            capture_output=True,
+            timeout=timeout_s,
+            check=False,
+            **kwargs,
+        )
+
+    def popen(self, *arguments: str, **kwargs: Any) -> subprocess.Popen[str]:
+        """Start ``sky-monarch`` and do not wait."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "sky_monarch", *arguments],
+            env=self.env,
+            cwd=self.folder,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            **kwargs,
+        )
+
+    def write(self, text: str, *, name: str = "job.yaml") -> Path:
+        """Write a job file."""
+        path = self.folder / name
+        path.write_text(textwrap.dedent(text), encoding="utf-8")
+        return path
+
+    def job(self, name: str, *, run: str, extra: str = "", replicas: int = 3, **fields: Any) -> Path:
+        """Write a job file out of its usual fields; ``recovery`` is short so that tests are."""
+        recovery = {
+            "max_restarts": 5,
+            "window_s": 60,
+            "backoff_s": 0.1,
+            "backoff_max_s": 1,
+            "grace_s": 3,
+            "standby": 0,
+            **fields.pop("recovery", {}),
+        }
+        document = {
+            "name": name,
+            "replicas": replicas,
+            "min_replicas": fields.pop("min_replicas", 1),
+            "run": run,
+            "recovery": recovery,
+            **fields,
+        }
+        path = self.folder / f"{name}.yaml"
+        path.write_text(json.dumps(document, indent=1) + "\n" + textwrap.dedent(extra), encoding="utf-8")
+        return path
+
+    def up(self, job: Path, *arguments: str, timeout_s: float = 60) -> str:
+        """``up --detach``; returns the run's name."""
+        done = self.cli("up", str(job), "--detach", *arguments, timeout_s=timeout_s)
+        assert done.returncode == 0, done.stdout + done.stderr
+        name = job.stem
+        self.names.append(name)
+        return name
+
+    def status(self, name: str) -> dict[str, Any]:
+        """``status NAME --json``."""
+        done = self.cli("status", name, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """``events NAME --json``."""
+        done = self.cli("events", name, "--json")
+        assert done.returncode == 0, done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    def wait_for_state(self, name: str, *states: str, within_s: float = 60) -> dict[str, Any]:
+        """Wait until the run is in one of ``states`` and return its status."""
+
+        def probe() -> dict[str, Any]:
+            status = self.status(name)
+            assert status["state"] in states, (status["state"], status["reason"])
+            return status
+
+        return eventually(probe, within_s=within_s, every_s=0.1)
+
+    def wait_for_end(self, name: str, *, within_s: float = 90) -> dict[str, Any]:
+        """Wait until the run has ended and return its status."""
+        return self.wait_for_state(name, *ENDED, within_s=within_s)
+
+    def wait_for_step(self, name: str, step: int, *, within_s: float = 60) -> dict[str, Any]:
+        """Wait until some group has committed ``step``."""
+
+        def probe() -> dict[str, Any]:
+            status = self.status(name)
+            assert status["state"] not in ENDED, (status["state"], status["reason"])
+            assert (status["step"] or 0) >= step, status["step"]
+            return status
+
+        return eventually(probe, within_s=within_s, every_s=0.1)
+
+    def run_folder(self, name: str) -> Path:
+        """Newest run folder of that name."""
+        return max((self.home / "runs").glob(f"{name}-*"), key=lambda path: path.stat().st_mtime_ns)
+
+    def processes(self, name: str) -> dict[int, str]:
+        """Live processes of that run."""
+        return with_variable("SKY_MONARCH_RUN_ID", self.run_folder(name).name)
+
+    def close(self) -> None:
+        """End every run; used by the fixture, which then checks that nothing is left."""
+        for name in self.names:
+            self.cli("down", name)
+
+
+def pid_of(status: dict[str, Any], replica: int, rank: int = 0) -> int:
+    """Pid of one rank."""
+    return status["groups"][replica]["ranks"][rank]["pid"]
+
+
+def generation_of(status: dict[str, Any], replica: int) -> int:
+    """Generation of one group."""
+    return status["groups"][replica]["generation"]
+
+
+@contextmanager
+def ended_at_exit(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
+    """Make sure that ``process`` is gone at the end of the block."""
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=10)
