@@ -121,7 +121,7 @@ async fn agent(
         sessions,
         logs: Logs::new(config.run_dir.join("logs")),
         store: Store::new(fallback_python),
-        evictor: evict::for_lighthouse,
+        credentials: credentials.clone(),
         job_nice,
         can_renice,
         groups: std::sync::Mutex::default(),

@@ -8,15 +8,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::config::Limits;
 use super::env::RunEnv;
-use super::evict::EvictorFactory;
 use super::logs::Logs;
 use super::outbox::Outbox;
 use super::sessions::Sessions;
 use super::spawn::{Request, Spawned, Spawner};
 use super::store::Store;
 use super::tree::Registry;
-use crate::protocol::GroupSnapshot;
 use crate::Result;
+use crate::channel::Credentials;
+use crate::protocol::GroupSnapshot;
 
 /// Shared by the groups, services and `setup` of an agent.
 #[derive(Debug)]
@@ -41,8 +41,8 @@ pub struct Context {
     pub logs: Logs,
     /// Rendezvous stores.
     pub store: Store,
-    /// Makes the evictor of a lighthouse.
-    pub evictor: EvictorFactory,
+    /// Proof that this agent belongs to the run.
+    pub credentials: Credentials,
     /// Niceness that processes of the job get.
     pub job_nice: i32,
     /// Niceness can be lowered again: a process may start niced and become a full one later.

@@ -105,21 +105,25 @@ pub fn redact(text: &str, token: &Token) -> String {
     text.replace(token.reveal(), "…")
 }
 
-/// The interpreter and its script with arguments, where a command is `<python> x.py …` or `<python> -m mod …`.
-pub fn python_command(command: &RankCommand) -> Option<(&str, &[String])> {
+/// The words of a command of the form `<python> [options] x.py …` or `<python> [options] -m mod …`.
+pub fn python_command(command: &RankCommand) -> Option<&[String]> {
     let RankCommand::Exec { argv } = command else { return None };
-    let (python, rest) = argv.split_first()?;
-    let name = python.rsplit('/').next()?;
-    let version = name.strip_prefix("python")?;
+    let version = argv.first()?.rsplit('/').next()?.strip_prefix("python")?;
     if !version.chars().all(|c| c.is_ascii_digit() || c == '.') {
         return None;
     }
-    let script = match rest {
-        [flag, module, ..] if flag == "-m" => !module.is_empty(),
-        [script, ..] => !script.starts_with('-') && script.ends_with(".py"),
-        [] => false,
-    };
-    script.then_some((python.as_str(), rest))
+    let mut words = argv[1..].iter().map(String::as_str);
+    loop {
+        match words.next()? {
+            "-W" | "-X" | "--check-hash-based-pycs" => drop(words.next()?),
+            "-m" => return words.next().is_some_and(|module| !module.is_empty()).then_some(argv.as_slice()),
+            // A script from standard input or the command line, and what never gets to a script.
+            "-" | "-i" | "-h" | "-V" | "--help" | "--version" => return None,
+            word if word.starts_with("-c") || word.ends_with(".pyc") => return None,
+            word if word.starts_with('-') => {}
+            script => return (!script.is_empty()).then_some(argv.as_slice()),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -248,7 +252,9 @@ mod tests {
             (&["python", "train.py", "--lr", "1"][..], true),
             (&["/venv/bin/python3.11", "-m", "train"], true),
             (&["python", "-c", "pass"], false),
-            (&["python", "-u", "train.py"], false),
+            (&["python", "-u", "-W", "ignore", "train.py"], true),
+            (&["python", "-"], false),
+            (&["python", "-u"], false),
             (&["torchrun", "train.py"], false),
             (&["pythonw", "train.py"], false),
             (&["python"], false),

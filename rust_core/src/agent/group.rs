@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep};
 
 use super::budget::{Budget, Verdict};
 use super::context::Shared;
-use super::evict::Evictor;
+use super::evict::{self, Evictor};
 use super::inject::Rehearsal;
 use super::mutant;
 use super::sessions::SessionEvent;
@@ -110,15 +110,18 @@ pub struct Group {
 }
 
 impl Group {
-    /// Starts to keep a group alive.
-    pub fn start(context: Shared, plan: GroupPlan, released: bool) -> Handle {
+    /// Starts to keep a group alive. The plan is checked first: an error says what is wrong with it.
+    pub fn start(context: Shared, plan: GroupPlan, released: bool) -> Result<Handle, String> {
+        check(&plan)?;
+        let evictor = evict::for_lighthouse(plan.lighthouse_control.as_deref(), &context.credentials);
+        let evictor = evictor.map_err(|error| error.to_string())?;
         let (stop, stop_asked) = watch::channel(None);
         let (release, release_asked) = watch::channel(released);
         let (address, mailbox) = mpsc::channel(MAILBOX);
         let grace_s = plan.recovery.grace_s;
         let own: Vec<_> = plan.injections.iter().filter(|i| i.slot.replica == plan.replica).cloned().collect();
         let group = Self {
-            evictor: (context.evictor)(plan.lighthouse_control.as_deref()),
+            evictor,
             budget: Budget::new(&plan.recovery),
             rehearsal: Rehearsal::new(&own, context.run_dir.join(format!("injected-r{}", plan.replica))),
             standbys: Standbys::new(Arc::clone(&context), &plan),
@@ -135,7 +138,7 @@ impl Group {
             group.context.logs.open(Some(group.slot(rank)), 0);
         }
         group.show(group.plan.generation, GroupState::Starting);
-        Handle { stop, release, task: tokio::spawn(group.run()), grace_s }
+        Ok(Handle { stop, release, task: tokio::spawn(group.run()), grace_s })
     }
 
     async fn run(mut self) {
@@ -231,8 +234,7 @@ impl Group {
     }
 }
 
-/// Checks a plan before anything is started for it.
-pub fn check(plan: &GroupPlan) -> Result<(), String> {
+fn check(plan: &GroupPlan) -> Result<(), String> {
     let ranks = plan.world_size as usize;
     if ranks == 0 {
         return Err("a group needs at least one rank".into());

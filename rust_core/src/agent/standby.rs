@@ -147,18 +147,17 @@ impl Standbys {
 
 impl Standby {
     async fn start(context: &Shared, plan: &GroupPlan, rank: u32) -> Result<Self> {
-        let Some((python, script)) = env::python_command(&plan.command) else {
+        let Some(command) = env::python_command(&plan.command) else {
             return Err(Error::new(crate::ErrorKind::InvalidInput, "start a standby", "the command is not Python's"));
         };
         let (ours, theirs) = promotion_pair()?;
         let (read, write) = capture::pipe()?;
         let spawn_id = context.spawn_id();
         let place = Place { rank, generation: 0, master_port: 0, spawn_id: &spawn_id };
-        let mut env = env::rank_env(&context.run, plan, &place);
-        env.insert("SKY_MONARCH_PRELOAD".into(), plan.preload.join(","));
-        let mut argv: Vec<String> =
-            [python, "-m", "sky_monarch.worker", "--standby", "--"].iter().map(|s| (*s).to_owned()).collect();
-        argv.extend_from_slice(script);
+        let env = env::rank_env(&context.run, plan, &place);
+        let preload = format!("--preload={}", plan.preload.join(","));
+        let worker = [&command[0], "-m", "sky_monarch.worker", "--standby", &preload, "--"];
+        let argv = worker.into_iter().map(str::to_owned).chain(command.iter().cloned()).collect();
         let nice = if context.can_renice { NICE } else { 0 };
         let spawned = context.spawn(argv, env, &plan.workdir, write, Some(theirs), nice).await?;
         let pid = spawned.pid;

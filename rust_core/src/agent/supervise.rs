@@ -129,11 +129,11 @@ impl Supervisor {
                 return;
             }
         }
-        if let Err(error) = group::check(&plan) {
-            self.context.outbox.emit(group::refused(&plan, error));
-            return;
+        let refused = |error| group::refused(&plan, error);
+        match Group::start(Arc::clone(&self.context), plan.clone(), self.released).map_err(refused) {
+            Ok(handle) => drop(self.groups.insert(replica, handle)),
+            Err(event) => self.context.outbox.emit(event),
         }
-        self.groups.insert(replica, Group::start(Arc::clone(&self.context), plan, self.released));
     }
 
     fn release(&mut self) {

@@ -23,6 +23,13 @@ fn agent_process() {
     }
 }
 
+/// The lighthouse; does nothing when it is run as a test.
+#[test]
+fn lighthouse_process() {
+    let Some(json) = variable("TEST_LIGHTHOUSE_JSON") else { return };
+    std::process::exit(sky_monarch_core::lighthouse::run(&json).unwrap_or(99));
+}
+
 /// A rank with a session; does nothing when it is run as a test.
 #[test]
 fn rank_process() {

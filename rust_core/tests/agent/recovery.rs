@@ -10,8 +10,23 @@ use crate::scene::*;
 
 scenario!(a_killed_rank_restarts_its_own_group_in_place, skip_evict, drop_restart);
 async fn a_killed_rank_restarts_its_own_group_in_place(mutant: Option<&'static str>) -> Outcome {
-    let scene = Scene::new(mutant).await;
+    // Our lighthouse, as a service of the agent.
+    let scene = Scene::with(mutant, |config| {
+        let dir = config["run_dir"].as_str().unwrap_or_default().to_owned();
+        let json = serde_json::json!({
+            "run_id": config["run_id"], "private": config["private"], "min_replicas": 1,
+            "control": format!("unix:{dir}/lighthouse.sock"), "state": format!("{dir}/lighthouse.state"),
+        });
+        let exe = std::env::current_exe().expect("this binary");
+        config["services"] = serde_json::json!([{
+            "name": "lighthouse", "argv": [exe, "--exact", "process::lighthouse_process", "--nocapture"],
+            "env": {"TEST_LIGHTHOUSE_JSON": json.to_string()}, "log": format!("{dir}/lighthouse.log"),
+            "pid_file": format!("{dir}/lighthouse.pid"), "listen": "127.0.0.1:0",
+        }]);
+    })
+    .await;
     let mut plan = shell(0, "sleep 1000");
+    plan.lighthouse_control = Some(format!("unix:{}", scene.path("lighthouse.sock").display()));
     plan.world_size = 2;
     scene.send(start(plan)).await;
     scene.send(start(shell(1, "sleep 1000"))).await;

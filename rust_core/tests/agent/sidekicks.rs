@@ -13,15 +13,16 @@ use crate::scene::*;
 /// The standby's side of its contract, in the fewest words.
 const WORKER: &str = r#"
 import importlib, json, os, runpy, sys
-assert sys.argv[1:3] == ["--standby", "--"]
-for name in filter(None, os.environ["SKY_MONARCH_PRELOAD"].split(",")):
+standby, preload, dashes, python, *words = sys.argv[1:]
+assert (standby, dashes) == ("--standby", "--")
+for name in filter(None, preload.removeprefix("--preload=").split(",")):
     importlib.import_module(name)
 os.write(3, b"ready\n")
 line = os.fdopen(3, "rb").readline()
 if not line:
     sys.exit(0)
 os.environ.update(json.loads(line)["env"])
-sys.argv = sys.argv[3:]
+sys.argv = words
 sys.path.insert(0, os.path.dirname(os.path.abspath(sys.argv[0])))
 runpy.run_path(sys.argv[0], run_name="__main__")
 "#;

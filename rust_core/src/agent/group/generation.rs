@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -13,7 +12,7 @@ use super::{Group, Stop, seconds};
 use crate::agent::capture::{self, Capture};
 use crate::agent::context::Context;
 use crate::agent::env::{self, Place};
-use crate::agent::evict::Evictor;
+use crate::agent::evict::{Eviction, Evictor};
 use crate::agent::mutant;
 use crate::agent::pidfd::{Exited, Process};
 use crate::agent::progress::Watchdog;
@@ -21,9 +20,6 @@ use crate::agent::store::Lease;
 use crate::agent::tree::{self, Family};
 use crate::protocol::{Cause, Event, Exit, GroupState, RankCommand, SessionCommand};
 use crate::Result;
-
-/// First and longest time between two tries of an eviction.
-const EVICT_AGAIN: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
 /// How a generation came to its end.
 #[derive(Debug)]
@@ -291,30 +287,22 @@ impl Group {
     }
 }
 
-/// Evicts a generation; tries again for a while, for a lighthouse that has just died is back in a moment. A new one
-/// knows nothing of the dead generation, and the next generation's number fences that one off.
+/// Evicts a generation. A lighthouse that has just died is back in a moment; one that stays away cannot hold the group
+/// back for ever: a new one knows nothing of the dead generation, and the number of the next one fences that off.
 async fn evict(context: &Context, evictor: &dyn Evictor, replica: u32, generation: u64) -> Option<i64> {
     if mutant::is_on("skip_evict") {
         return None;
     }
-    let deadline = Instant::now() + seconds(context.limits.evict_s);
-    let mut delay = EVICT_AGAIN.0;
-    loop {
-        let trying = tokio::time::timeout_at(deadline, evictor.evict(replica, generation)).await;
-        let error = match trying {
-            Ok(Ok(quorum_id)) => {
-                context.outbox.emit(Event::Evicted { replica, generation, quorum_id });
-                return quorum_id;
-            }
-            Ok(Err(error)) => error.to_string(),
-            Err(_) => "no answer".into(),
-        };
-        if Instant::now() + delay >= deadline {
-            let message = format!("generation {generation} could not be evicted at the lighthouse: {error}");
-            context.outbox.emit(Event::Notice { replica: Some(replica), message });
-            return None;
+    match evictor.evict(replica, generation, seconds(context.limits.evict_s)).await {
+        Ok(Eviction::Known(quorum_id)) => {
+            context.outbox.emit(Event::Evicted { replica, generation, quorum_id });
+            quorum_id
         }
-        sleep(delay).await;
-        delay = (delay * 2).min(EVICT_AGAIN.1);
+        Ok(Eviction::Untold) => None,
+        Err(error) => {
+            let message = format!("generation {generation} was not evicted at the lighthouse: {error}");
+            context.outbox.emit(Event::Notice { replica: Some(replica), message });
+            None
+        }
     }
 }
