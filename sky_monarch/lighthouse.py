@@ -1,8 +1,8 @@
 """The lighthouse's process: ``python -m sky_monarch.lighthouse CONFIG``.
 
-Ours is in the Rust core. With ``"kind": "torchft"`` it is TorchFT's own, for comparison and as a way out. That one asks
-nobody who they are: whoever reaches its port can join or disturb the quorum, and the page on the same port can end a
-trainer. It is bound to loopback here, which keeps other hosts out, not other users of this one.
+Ours is in the Rust core. With ``"kind": "torchft"`` it is TorchFT's own, for comparison and as a way out. That
+one asks nobody who they are: whoever reaches its port can join or disturb the quorum, and the page on the same
+port can end a trainer. It is bound to loopback here, which keeps other hosts out, not other users of this one.
 """
 
 from __future__ import annotations
@@ -89,7 +89,9 @@ def _run_core(config: Mapping[str, Any]) -> int:
     try:
         from sky_monarch import _core
     except ImportError as error:
-        raise SkyMonarchError(f"the compiled core is missing: {error}", hint="build it: make build") from error
+        raise SkyMonarchError(
+            f"the compiled core is missing: {error}", hint="build it: make build"
+        ) from error
     return int(_core.run_lighthouse(json.dumps(_core_config(config))))
 
 
@@ -125,7 +127,7 @@ def _number(config: Mapping[str, Any], key: str, default: float) -> Any:
 
 
 def _torchft_server() -> Callable[..., Any]:
-    """TorchFT's server class, from its extension module alone: the package itself would import torch for seconds."""
+    """TorchFT's server class, from its extension module alone: the package would import torch, for seconds."""
     from importlib.machinery import PathFinder
     from importlib.util import find_spec, module_from_spec
 
@@ -133,7 +135,9 @@ def _torchft_server() -> Callable[..., Any]:
     folders = list(package.submodule_search_locations or ()) if package else []
     spec = PathFinder.find_spec("torchft._torchft", folders) if folders else None
     if spec is None or spec.loader is None:
-        raise ConfigError("torchft is not installed", hint="pip install 'sky-monarch[train]', or lighthouse: sky-monarch")
+        raise ConfigError(
+            "torchft is not installed", hint="pip install 'sky-monarch[train]', or lighthouse: sky-monarch"
+        )
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     server: Callable[..., Any] = module.LighthouseServer

@@ -29,7 +29,9 @@ class Process:
 
     def __init__(self, folder: Path, **config: Any) -> None:
         self.folder = folder
-        (folder / "private.json").write_text(json.dumps({"token": TOKEN, "base_env": {}, "envs": {}, "secrets": {}}))
+        (folder / "private.json").write_text(
+            json.dumps({"token": TOKEN, "base_env": {}, "envs": {}, "secrets": {}})
+        )
         self.config = {
             "run_id": "run",
             "run_dir": str(folder),

@@ -1,4 +1,4 @@
-"""Unmodified TorchFT managers train against our lighthouse and against TorchFT's own: the same test for both."""
+"""Unmodified TorchFT managers train against our lighthouse and against TorchFT's own: one test for both."""
 
 from __future__ import annotations
 
@@ -85,7 +85,6 @@ class Bench:
         identity = f"r{replica}.g{generation}.{TOKEN}@" if self.kind == "sky-monarch" else ""
         order = {
             "replica": replica,
-            "generation": generation,
             "name": name or f"r{replica}.g{generation}",
             "lighthouse": f"http://{identity}{self.address}",
             "quorum_timeout_s": quorum_timeout_s,

@@ -1,8 +1,8 @@
 """Processes with an unmodified ``torchft.Manager`` each, forked from one process that has imported torch.
 
 ``python -m tests.support.manager_farm FOLDER`` reads a JSON object a line,
-``{"replica", "generation", "name", "lighthouse", "quorum_timeout_s"}``, forks a trainer for each and answers with its pid.
-The trainer commits steps until ``FOLDER/stop`` exists and writes one JSON line a committed step to ``FOLDER/NAME``.
+``{"replica", "name", "lighthouse", "quorum_timeout_s"}``, forks a trainer for each and answers with its pid. The
+trainer commits steps until ``FOLDER/stop`` exists and writes one JSON line for each of them to ``FOLDER/NAME``.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def main() -> None:
             code = 0
             try:
                 train(folder, order)
-            except BaseException:
+            except BaseException:  # noqa: BLE001 (the fork must not run on in its parent's loop)
                 traceback.print_exc()
                 code = 1
             sys.stderr.flush()

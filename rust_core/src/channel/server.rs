@@ -168,7 +168,7 @@ async fn serve<Out, In>(
             keep(id, peer, channel, senders, queue, ready, &mut closing).await;
         });
     }
-    drop(listener);
+    listener.close().await;
     while connections.join_next().await.is_some() {}
 }
 

@@ -140,7 +140,7 @@ fn a_newcomer_that_only_heartbeats_holds_nobody_up() {
 fn a_failed_commit_renews_the_id_of_the_same_members() {
     let mut scene = Scene::new().previous(&["a", "b"]).asks(&["a", "b"]);
     scene.state.asks.get_mut("b").expect("b asks").commit_failed = true;
-    assert_eq!(scene.formed().1, true);
+    assert!(scene.formed().1);
     assert_eq!(scene.formed().2, FormReason::CommitFailed { failed: vec!["b".into()] });
 }
 
