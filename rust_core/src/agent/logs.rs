@@ -12,11 +12,14 @@ use crate::protocol::{GroupPlan, LogRead, Report, Slot};
 /// Most bytes of one answer.
 const MAX_ANSWER: u32 = 256 * 1024;
 
+/// Whose output (none: that of `setup`), and of which generation.
+type Stream = (Option<Slot>, u64);
+
 /// The logs of this host, and which of them may still grow.
 #[derive(Clone, Debug)]
 pub struct Logs {
     root: PathBuf,
-    growing: Arc<Mutex<HashSet<(Option<Slot>, u64)>>>,
+    growing: Arc<Mutex<HashSet<Stream>>>,
 }
 
 impl Logs {
@@ -43,6 +46,11 @@ impl Logs {
     /// Where the output of `setup` goes.
     pub fn setup_target(&self) -> Target {
         Target { folder: self.folder(None), stem: "g1".into(), segment_bytes: 16 << 20, segments: 4 }
+    }
+
+    /// Where the output of the store helper goes.
+    pub fn store_target(&self) -> Target {
+        Target { folder: self.root.join("store"), stem: "g1".into(), segment_bytes: 1 << 20, segments: 2 }
     }
 
     /// Says that a stream may grow. Generation 0 stands for generations still to come.

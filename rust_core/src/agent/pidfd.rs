@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
 
 use super::clock;
 use super::spawn::Spawned;
 use super::tree::Registry;
+use super::watched::watched;
 use crate::protocol::Exit;
 use crate::{Error, Result};
 
@@ -61,9 +61,8 @@ impl Process {
         let Spawned { pid, pidfd } = spawned;
         let pidfd = Arc::new(pidfd);
         let (tell, exit) = watch::channel(None);
-        let watched = pidfd.try_clone().map_err(|cause| Error::io("watch a process", cause))?;
-        let watched = AsyncFd::with_interest(watched, Interest::READABLE)
-            .map_err(|cause| Error::io("watch a process", cause))?;
+        let copy = pidfd.try_clone().map_err(|cause| Error::io("watch a process", cause))?;
+        let watched = watched(copy, Interest::READABLE).map_err(|cause| Error::io("watch a process", cause))?;
         tokio::spawn(async move {
             let exit = loop {
                 let Ok(mut guard) = watched.readable().await else { break Exit::Code(-1) };

@@ -36,7 +36,7 @@ pub fn list(folder: &Path, stem: &str) -> Vec<Segment> {
             let name = entry.file_name();
             let base = name.to_str()?.strip_prefix(stem)?.strip_prefix('-')?.strip_suffix(".log")?;
             let base = base.parse().ok()?;
-            Some(Segment { base, len: entry.metadata().ok()?.len(), path: entry.path() })
+            Some(Segment { base, len: fs::metadata(entry.path()).ok()?.len(), path: entry.path() })
         })
         .collect();
     found.sort_by_key(|segment| segment.base);

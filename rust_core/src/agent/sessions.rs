@@ -25,7 +25,7 @@ pub enum SessionEvent {
 
 impl Group {
     fn admits(&self, generation: u64) -> bool {
-        generation == self.generation || mutant::is_on("no_fence")
+        (generation == self.generation && !self.fenced) || mutant::is_on("no_fence")
     }
 }
 
@@ -40,6 +40,8 @@ struct Group {
     ranks: HashMap<u32, (u64, Sender<SessionCommand>)>,
     world_size: u32,
     connections: u64,
+    /// Its generation is ending: what is connected may finish speaking, nobody new is let in.
+    fenced: bool,
 }
 
 impl Sessions {
@@ -49,12 +51,19 @@ impl Sessions {
 
     /// Accepts sessions of `generation` of a group, and of no other.
     pub fn open(&self, replica: u32, generation: u64, world_size: u32, mailbox: mpsc::Sender<Message>) {
-        let group = Group { generation, mailbox, ranks: HashMap::new(), world_size, connections: 0 };
+        let group = Group { generation, mailbox, ranks: HashMap::new(), world_size, connections: 0, fenced: false };
         self.groups().insert(replica, group);
     }
 
-    /// Accepts no session of the group any more, and drops those that it has.
+    /// Accepts no session of the group any more.
     pub fn fence(&self, replica: u32) {
+        if let Some(group) = self.groups().get_mut(&replica) {
+            group.fenced = true;
+        }
+    }
+
+    /// Drops the sessions of a group too: its generation is over.
+    pub fn forget(&self, replica: u32) {
         if !mutant::is_on("no_fence") {
             self.groups().remove(&replica);
         }
@@ -103,7 +112,9 @@ impl Sessions {
         let group = groups.get(&replica).ok_or_else(|| format!("replica group {replica} has no live generation here"))?;
         if !group.admits(generation) {
             let live = group.generation;
-            return Err(format!("generation {generation} of replica group {replica} is fenced off: {live} is live"));
+            return Err(format!(
+                "generation {generation} of replica group {replica} is fenced off (the latest here is {live})"
+            ));
         }
         if rank >= group.world_size {
             return Err(format!("replica group {replica} has no rank {rank}"));
@@ -113,7 +124,7 @@ impl Sessions {
 
     async fn greet(self, pending: Pending) {
         let Peer::Session { slot, generation, target_step, .. } = *pending.peer() else {
-            drop(pending.refuse("only sessions dial this socket".into()).await);
+            drop(pending.refuse("only sessions dial this socket").await);
             return;
         };
         let mailbox = match self.admit(slot, generation) {
@@ -146,7 +157,7 @@ impl Sessions {
         }
         let is_latest = {
             let mut groups = self.groups();
-            let group = groups.get_mut(&slot.replica).filter(|group| group.admits(generation));
+            let group = groups.get_mut(&slot.replica).filter(|group| group.generation == generation);
             match group {
                 Some(group) if group.ranks.get(&slot.rank).is_some_and(|(latest, _)| *latest == id) => {
                     group.ranks.remove(&slot.rank);

@@ -328,10 +328,10 @@ unsafe fn child(prepared: &Prepared, reporter: RawFd, parent: libc::pid_t) -> ! 
         // Also what the agent itself inherited without the flag. Kernels before 5.11 lack it: then the flag of each
         // file has to do.
         libc::syscall(libc::SYS_close_range, first_closed, libc::c_uint::MAX, 1_u32 << 2);
-        if let Some(workdir) = &prepared.workdir {
-            if libc::chdir(workdir.as_ptr()) < 0 {
-                fail(Stage::Workdir);
-            }
+        if let Some(workdir) = &prepared.workdir
+            && libc::chdir(workdir.as_ptr()) < 0
+        {
+            fail(Stage::Workdir);
         }
         let mut denied = false;
         for candidate in &prepared.candidates {
