@@ -141,6 +141,11 @@ class StatusBook:
         if not group.samples or report["step"] != group.samples[-1][1]:
             group.samples.append((report["mono_ns"], report["step"]))
 
+    @property
+    def ended(self) -> bool:
+        """Whether the end of the run is written down."""
+        return self._ended_ns is not None
+
     def generations(self, replica: int) -> tuple[int, ...]:
         """Every generation of a group that began, in order."""
         return tuple(self._groups[replica].generations)
