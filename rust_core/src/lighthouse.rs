@@ -27,6 +27,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 pub use config::Config;
 pub use control_client::ControlClient;
+pub use registry::FOR_GOOD;
 pub use server::Server;
 
 use crate::{Error, ErrorKind, Result};

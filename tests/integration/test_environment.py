@@ -22,6 +22,11 @@ time.sleep(300 if os.environ["SKY_MONARCH_GENERATION"] == "1" else 0)
 AWKWARD = "a$b\"c`d'\n=é \\ %s {x} # end"
 
 
+def holders_of(needle: bytes, folder: Path) -> list[Path]:
+    """Files under ``folder`` that hold ``needle``."""
+    return [path for path in folder.rglob("*") if path.is_file() and needle in path.read_bytes()]
+
+
 def dump(workbench: Workbench, *keys: str) -> str:
     """Command that writes the named variables into a file."""
     script = workbench.folder / "dump.py"
@@ -64,16 +69,14 @@ def test_a_secret_is_nowhere_but_in_its_process_and_one_private_file(workbench: 
     for process in workbench.processes("secret"):
         assert b"canary-" not in Path(f"/proc/{process}/cmdline").read_bytes()
     workbench.cli("status", "secret", "--json")
-    workbench.cli("down", "secret")
-    holders = []
-    for path in workbench.home.rglob("*"):
-        if path.is_file() and b"canary-" in path.read_bytes():
-            holders.append(path)
-    assert [path.name for path in holders] == ["private.json"]
-    assert holders[0].stat().st_mode & 0o777 == 0o600
+    (holder,) = holders_of(b"canary-", workbench.home)
+    assert holder.name == "private.json"
+    assert holder.stat().st_mode & 0o777 == 0o600
     for path in [workbench.home, *workbench.home.rglob("*")]:
         if path.is_dir():
             assert path.stat().st_mode & 0o077 == 0, path
+    workbench.cli("down", "secret")
+    assert not holders_of(b"canary-", workbench.home), "an ended run needs no secrets"
 
 
 def test_a_rank_gets_the_elastic_environment(workbench: Workbench) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 
 from tests.support.runs import Workbench
@@ -24,6 +25,12 @@ out.write(b"no newline at the end")
 """
 
 
+def logs(workbench: Workbench, *arguments: str) -> bytes:
+    """What ``sky-monarch logs`` prints, byte for byte."""
+    command = [sys.executable, "-m", "sky_monarch", "logs", *arguments]
+    return subprocess.run(command, env=workbench.env, capture_output=True, timeout=60, check=True).stdout
+
+
 def expected(rank: int) -> bytes:
     """What the writer of that rank wrote."""
     whole = b""
@@ -43,7 +50,7 @@ def test_no_line_is_torn_or_lost_and_one_rank_reads_byte_exact(workbench: Workbe
     job = workbench.job("writer", run=f"{sys.executable} {script}", replicas=1, ranks_per_replica=4)
     assert workbench.cli("up", str(job), "--no-logs").returncode == 0
 
-    merged = workbench.cli("logs", "writer").stdout.splitlines()
+    merged = logs(workbench, "writer").decode(errors="replace").split("\n")
     for rank in range(4):
         prefix = f"[0/{rank}] "
         lines = [line.removeprefix(prefix) for line in merged if line.startswith(prefix)]
@@ -51,16 +58,7 @@ def test_no_line_is_torn_or_lost_and_one_rank_reads_byte_exact(workbench: Workbe
         assert numbers == list(range(2000))
         assert all(line.endswith("x" * 300) for line in lines if "xxx" in line)
 
-    import subprocess
-
-    exact = subprocess.run(
-        [sys.executable, "-m", "sky_monarch", "logs", "writer", "--replica", "0", "--rank", "2"],
-        env=workbench.env,
-        capture_output=True,
-        timeout=60,
-        check=True,
-    )
-    assert exact.stdout == expected(2)
+    assert logs(workbench, "writer", "--replica", "0", "--rank", "2") == expected(2)
 
 
 def test_old_output_is_rotated_away_and_the_traceback_is_kept(workbench: Workbench) -> None:

@@ -1,6 +1,6 @@
 """A rank that trains nothing: real process, real session, real lighthouse, no torch.
 
-It takes part in quorums as a TorchFT manager does, "trains" by sleeping, heals by jumping to the quorum's newest step,
+Rank 0 takes part in quorums as a TorchFT manager does (the others follow it no more than by doing the same steps), "trains" by sleeping, heals by jumping to the quorum's newest step,
 and reports each step. What goes wrong with it, and where, is said on its command line::
 
     free_rank.py --steps 120 --step-s 0.05 --do 1:30:exit=3 --do 1:30:raise
@@ -40,12 +40,21 @@ def main() -> int:
 
     print(f"rank {rank} of replica {replica} starts as generation {generation}, pid {os.getpid()}")
     agent = AgentClient.from_env(target_step=options.steps)
-    lighthouse = LighthouseClient(os.environ["TORCHFT_LIGHTHOUSE"], connect_timeout_s=options.quorum_timeout_s)
+    lighthouse = None
+    if rank == 0:
+        lighthouse = LighthouseClient(
+            os.environ["TORCHFT_LIGHTHOUSE"], connect_timeout_s=options.quorum_timeout_s
+        )
     name = f"rep_{replica}.g{generation}_{replica}:{uuid.uuid4()}"
 
     step = 0
     while step < options.steps:
         act(mine.get(step))
+        if lighthouse is None:
+            time.sleep(options.step_s)
+            step += 1
+            agent.committed(step)
+            continue
         quorum = lighthouse.quorum(
             name, step, world_size=int(os.environ["WORLD_SIZE"]), timeout_s=options.quorum_timeout_s
         )

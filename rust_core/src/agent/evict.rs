@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::Result;
 use crate::channel::Credentials;
-use crate::lighthouse::ControlClient;
+use crate::lighthouse::{ControlClient, FOR_GOOD};
 
 /// What came of an eviction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +25,11 @@ pub type Evicting<'a> = Pin<Box<dyn Future<Output = Result<Eviction>> + Send + '
 pub trait Evictor: fmt::Debug + Send + Sync {
     /// Evicts `generation` and every older one of `replica`; tries again, where that may help, until `limit` is over.
     fn evict(&self, replica: u32, generation: u64, limit: Duration) -> Evicting<'_>;
+
+    /// Evicts `replica` for good: nobody waits for it any more.
+    fn retire(&self, replica: u32, limit: Duration) -> Evicting<'_> {
+        self.evict(replica, FOR_GOOD, limit)
+    }
 }
 
 /// For TorchFT's lighthouse, which has no ear for this.

@@ -170,6 +170,7 @@ impl Group {
                 Verdict::GiveUp { restarts } => {
                     self.show(number, GroupState::GivenUp);
                     self.emit(Event::GroupGivenUp { replica, generation: number, cause, restarts });
+                    self.retire().await;
                     break;
                 }
                 Verdict::Restart { delay_s, left } => {
@@ -190,6 +191,15 @@ impl Group {
         self.standbys.end().await;
         for rank in 0..self.plan.world_size {
             self.context.logs.close(Some(self.slot(rank)), 0);
+        }
+    }
+
+    /// Tells the lighthouse that this group does not come back, so that no start waits for it.
+    async fn retire(&self) {
+        let replica = self.plan.replica;
+        if let Err(error) = self.evictor.retire(replica, seconds(self.context.limits.evict_s)).await {
+            let message = format!("the lighthouse was not told that replica group {replica} is given up: {error}");
+            self.context.outbox.emit(Event::Notice { replica: Some(replica), message });
         }
     }
 

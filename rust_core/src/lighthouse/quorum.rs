@@ -52,6 +52,8 @@ pub struct State {
     pub previous: Vec<PreviousMember>,
     /// `previous` is what an earlier lighthouse process left behind: its id is not carried on, members or not.
     pub restored: bool,
+    /// Replica groups that were evicted for good: a start does not wait for them.
+    pub retired: usize,
 }
 
 impl State {
@@ -280,9 +282,10 @@ fn start(now: Instant, state: &State, options: &Options, askers: &[(&String, &As
     if asked < options.min_replicas {
         return too_few(asked, options);
     }
+    let wanted = options.expect.saturating_sub(state.retired);
     let expected = match state.previous.len() {
-        0 => options.expect,
-        last => options.expect.min(last).max(options.min_replicas),
+        0 => wanted.max(options.min_replicas),
+        last => wanted.min(last).max(options.min_replicas),
     };
     let join_at = askers.iter().map(|(_, ask)| ask.since + options.join_timeout).min();
     let reason = if asked >= expected {

@@ -17,6 +17,8 @@ use crate::torchft::{Quorum, QuorumMember};
 
 /// Quorums remembered with their reasons.
 const HISTORY: usize = 256;
+/// Evicting this generation evicts the replica group for good: nothing of it is let in again, or waited for.
+pub const FOR_GOOD: u64 = u64::MAX;
 
 /// Generations per replica of which the last quorum is remembered.
 const HELD_GENERATIONS: usize = 8;
@@ -80,6 +82,7 @@ impl Registry {
             observed_at: now,
             ledger,
         };
+        registry.state.retired = retired(&registry.ledger.entry.fences);
         for MemberEntry { id, identity } in registry.ledger.entry.members.clone() {
             registry.state.restored = true;
             let evicted =
@@ -276,6 +279,7 @@ impl Registry {
             return;
         }
         self.ledger.entry.fences.insert(replica, fence);
+        self.state.retired = retired(&self.ledger.entry.fences);
         self.store();
         let below: Vec<(String, Identity)> = self
             .known
@@ -438,6 +442,10 @@ impl Registry {
             }
         }
     }
+}
+
+fn retired(fences: &BTreeMap<u32, u64>) -> usize {
+    fences.values().filter(|fence| **fence == FOR_GOOD).count()
 }
 
 #[cfg(test)]

@@ -81,6 +81,18 @@ impl Scene {
 }
 
 #[test]
+fn a_start_does_not_wait_for_a_replica_group_that_was_given_up() {
+    let mut scene = Scene::new(1, 3);
+    let mut first = scene.asks("a", is(0, 1));
+    let mut second = scene.asks("b", is(1, 1));
+    assert!(first.1.try_recv().is_err(), "the third is waited for");
+    scene.registry.evict(scene.now, 2, FOR_GOOD);
+    assert_eq!(ids(&quorum(&mut first)), ["a", "b"]);
+    assert_eq!(ids(&quorum(&mut second)), ["a", "b"]);
+    assert!(scene.ask("c", is(2, 9)).is_err(), "what is given up stays so");
+}
+
+#[test]
 fn an_evict_frees_waiting_survivors_at_once_and_names_the_last_quorum() {
     let (mut scene, first) = Scene::three();
     let (mut zero, mut two) = (scene.asks("r0:a", is(0, 1)), scene.asks("r2:a", is(2, 1)));
