@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pexpect
 import pytest
@@ -127,13 +128,13 @@ def test_secrets_are_in_the_private_file_and_the_ranks_only(cli, job, state, env
 
     eventually(rank_processes)
     for rank in ranks:
-        variables = open(f"/proc/{rank.pid}/environ", "rb").read().split(b"\0")  # noqa: PTH123, SIM115
+        variables = Path(f"/proc/{rank.pid}/environ").read_bytes().split(b"\0")
         assert f"KEY={value}1".encode() in variables
         assert f"FROM_SHELL={value}2".encode() in variables
     for found in process.carrying(run.run_id):
-        assert "canary" not in open(f"/proc/{found.pid}/cmdline").read()  # noqa: PTH123, SIM115
+        assert b"canary" not in Path(f"/proc/{found.pid}/cmdline").read_bytes()
         if found not in ranks and "python -m sky_monarch" in found.command():
-            assert b"canary" not in open(f"/proc/{found.pid}/environ", "rb").read()  # noqa: PTH123, SIM115
+            assert b"canary" not in Path(f"/proc/{found.pid}/environ").read_bytes()
     private = run.path / "private.json"
     assert private.stat().st_mode & 0o777 == 0o600
     holders = [path for path in state.rglob("*") if path.is_file() and b"canary" in path.read_bytes()]

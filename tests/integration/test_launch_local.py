@@ -192,8 +192,8 @@ from sky_monarch.launch import local
 from sky_monarch.launch.plan import plan_local
 state = Path(sys.argv[2])
 job = {"name": "x", "replicas": 1}
-plan = plan_local(job, {}, run_id="x-20260101-000000-0000", state=state, temporary=state, python=sys.executable,
-    version="0", token="f" * 32, base_env={})
+plan = plan_local(job, {}, run_id="x-20260101-000000-0000", state=state, temporary=state,
+    python=sys.executable, version="0", token="f" * 32, base_env={})
 plan = dataclasses.replace(plan, agent_argv=["sleep", "60"])
 print("go", flush=True)
 try:

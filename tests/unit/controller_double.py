@@ -2,7 +2,7 @@
 
 ``python controller_double.py STATE NAME`` makes the run folder, prints the run id once it serves, and goes on
 until ``down`` or a signal. In the run folder: ``status.json`` (merged into RunStatus), ``events.ndjson``,
-``logs.ndjson`` and ``raw.bin`` are what the API answers with; while ``silent`` exists it hangs up on requests.
+``logs.ndjson`` and ``raw.bin`` are what the API answers with; while ``silent`` exists it hangs up at once.
 """
 
 import json

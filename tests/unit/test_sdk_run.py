@@ -70,13 +70,9 @@ def write_logs(folder, *lines):
 
 def write_journal(folder, *numbers):
     with closing(sqlite3.connect(folder.journal)) as journal, journal:
-        journal.execute(
-            "CREATE TABLE events (id INTEGER PRIMARY KEY, event TEXT)"
-        )
-        rows = [
-            (n, n, "notice", json.dumps({"wall_ms": n, "event": "notice", "message": f"n{n}"}))
-            for n in numbers
-        ]
+        journal.execute("CREATE TABLE events (id INTEGER PRIMARY KEY, event TEXT)")
+        events = [(n, {"wall_ms": n, "event": "notice", "message": f"n{n}"}) for n in numbers]
+        rows = [(n, json.dumps(event)) for n, event in events]
         journal.executemany("INSERT INTO events VALUES (?, ?)", rows)
 
 
