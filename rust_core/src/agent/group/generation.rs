@@ -233,7 +233,7 @@ impl Group {
         self.context.sessions.tell_group(self.plan.replica, &command);
         if matches!(self.plan.command, RankCommand::Shell { .. }) {
             let family = Family::Spawns(live.ranks.iter().map(|rank| rank.tracked.root()).collect());
-            for entry in tree::members(&family, &self.context.registry).values() {
+            for entry in tree::look(&family, &self.context.registry).members.values() {
                 tree::signal(entry, libc::SIGTERM);
             }
         } else {
