@@ -150,9 +150,11 @@ pub fn look(family: &Family, registry: &Registry) -> Look {
             }
             seeds
         }
-        Family::AllBut(spared) => {
-            table.iter().filter(|entry| entry.ppid == own && !spared.contains(&entry.pid)).map(|e| e.pid).collect()
-        }
+        Family::AllBut(spared) => table
+            .iter()
+            .filter(|entry| entry.ppid == own && !spared.contains(&entry.pid))
+            .map(|e| e.pid)
+            .collect(),
         Family::Strays(run_id) => {
             let ours = descendants(&[own], &children);
             let above = ancestors(own, &table);
@@ -261,9 +263,12 @@ pub fn reap_adopted(registry: &Registry) -> usize {
     // Under the lock no child can be made that is not registered yet.
     registry.with_lock(|tracked| {
         let dead = table().into_iter().filter(|entry| entry.ppid == own && !entry.is_alive());
-        let adopted = dead.filter(|entry| !tracked.contains(&entry.pid)).filter_map(|e| i32::try_from(e.pid).ok());
+        let adopted =
+            dead.filter(|entry| !tracked.contains(&entry.pid)).filter_map(|e| i32::try_from(e.pid).ok());
         // SAFETY: a zombie child that nobody else waits for; the status is not wanted.
-        adopted.filter(|pid| unsafe { libc::waitpid(*pid, std::ptr::null_mut(), libc::WNOHANG) } == *pid).count()
+        adopted
+            .filter(|pid| unsafe { libc::waitpid(*pid, std::ptr::null_mut(), libc::WNOHANG) } == *pid)
+            .count()
     })
 }
 

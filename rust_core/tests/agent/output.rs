@@ -48,7 +48,10 @@ os._exit(0)
             _ => None,
         })
         .await?;
-    ensure(tail.len() == 20 && tail[18] == "on stderr" && tail[19] == "no newline at the end", format!("{tail:?}"))?;
+    ensure(
+        tail.len() == 20 && tail[18] == "on stderr" && tail[19] == "no newline at the end",
+        format!("{tail:?}"),
+    )?;
     for rank in 0..4 {
         let (first, bytes) = scene.log(Some(Slot { replica: 0, rank }), 1).await?;
         ensure(first == 0 && bytes == wanted, format!("rank {rank} differs"))?;
