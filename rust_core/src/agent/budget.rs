@@ -57,7 +57,9 @@ impl Budget {
         }
         let delay_s = match self.fruitless {
             0 => 0.0,
-            n => (self.backoff_s * 2f64.powi(i32::try_from(n - 1).unwrap_or(i32::MAX))).min(self.backoff_max_s),
+            n => {
+                (self.backoff_s * 2f64.powi(i32::try_from(n - 1).unwrap_or(i32::MAX))).min(self.backoff_max_s)
+            }
         };
         self.fruitless = self.fruitless.saturating_add(1);
         self.spent.push_back(now_s);

@@ -93,7 +93,8 @@ impl Capture {
         let pipe = Receiver::from_owned_fd(pipe).map_err(|cause| Error::io("read a pipe", cause))?;
         let (control, commands) = mpsc::channel(8);
         let tail = Arc::new(Mutex::new(Tail::default()));
-        let reader = Reader { pipe, writer: Some(Writer::new(target)), tail: Arc::clone(&tail), outbox, replica };
+        let reader =
+            Reader { pipe, writer: Some(Writer::new(target)), tail: Arc::clone(&tail), outbox, replica };
         Ok(Self { control, tail, reader: tokio::spawn(reader.run(commands)) })
     }
 

@@ -109,7 +109,9 @@ impl Config {
     pub fn parse(json: &str) -> Result<Self> {
         let bad = |message: String| Error::new(ErrorKind::InvalidInput, "read agent.json", message);
         let config: Self = serde_json::from_str(json).map_err(|cause| bad(cause.to_string()))?;
-        for (field, value) in [("run_id", &config.run_id), ("host", &config.host), ("controller", &config.controller)] {
+        for (field, value) in
+            [("run_id", &config.run_id), ("host", &config.host), ("controller", &config.controller)]
+        {
             if value.is_empty() {
                 return Err(bad(format!("`{field}` is empty")));
             }

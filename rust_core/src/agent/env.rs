@@ -8,7 +8,8 @@ use crate::protocol::{GroupPlan, RankCommand};
 
 /// Every variable that hides devices. A rank gets one of them at the most: ROCm filters by `ROCR_` first and by
 /// `HIP_` inside of what is left, so two of them name different devices.
-const MASKS: [&str; 4] = ["ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"];
+const MASKS: [&str; 4] =
+    ["ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"];
 
 /// What is the same for all ranks of an agent.
 #[derive(Clone, Debug)]
@@ -228,7 +229,8 @@ mod tests {
                 }
                 plan.devices = vec![vec![0, 1], vec![2, 3]];
                 plan.device_env = Some(mask.into());
-                let masks: Vec<_> = env(&plan).into_iter().filter(|(name, _)| MASKS.contains(&name.as_str())).collect();
+                let masks: Vec<_> =
+                    env(&plan).into_iter().filter(|(name, _)| MASKS.contains(&name.as_str())).collect();
                 assert_eq!(masks, [(mask.to_owned(), "2,3".to_owned())]);
             }
         }

@@ -44,7 +44,9 @@ impl Evictor for Deaf {
 
 impl Evictor for ControlClient {
     fn evict(&self, replica: u32, generation: u64, limit: Duration) -> Evicting<'_> {
-        Box::pin(async move { ControlClient::evict(self, replica, generation, limit).await.map(Eviction::Known) })
+        Box::pin(
+            async move { ControlClient::evict(self, replica, generation, limit).await.map(Eviction::Known) },
+        )
     }
 }
 

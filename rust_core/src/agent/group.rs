@@ -119,7 +119,8 @@ impl Group {
         let (release, release_asked) = watch::channel(released);
         let (address, mailbox) = mpsc::channel(MAILBOX);
         let grace_s = plan.recovery.grace_s;
-        let own: Vec<_> = plan.injections.iter().filter(|i| i.slot.replica == plan.replica).cloned().collect();
+        let own: Vec<_> =
+            plan.injections.iter().filter(|i| i.slot.replica == plan.replica).cloned().collect();
         let group = Self {
             evictor,
             budget: Budget::new(&plan.recovery),
@@ -155,6 +156,10 @@ impl Group {
                     self.stopped(number);
                     break;
                 }
+                Outcome::Died(_) if self.stop.borrow().is_some() => {
+                    self.stopped(number);
+                    break;
+                }
                 Outcome::Died(cause) => cause,
             };
             let now_s = self.born.elapsed().as_secs_f64();
@@ -162,7 +167,9 @@ impl Group {
                 self.budget.decide(now_s, progressed)
             } else {
                 // Two live generations would be worse than none.
-                let message = format!("processes survived SIGKILL, so replica group {replica} is given up: {survivors:?}");
+                let message = format!(
+                    "processes survived SIGKILL, so replica group {replica} is given up: {survivors:?}"
+                );
                 self.context.outbox.emit(Event::Notice { replica: Some(replica), message });
                 Verdict::GiveUp { restarts: self.budget.restarts(now_s) }
             };
@@ -176,7 +183,12 @@ impl Group {
                 Verdict::Restart { delay_s, left } => {
                     self.show(number, GroupState::Restarting);
                     let next = number + 1;
-                    self.emit(Event::RestartScheduled { replica, generation: next, delay_s, restarts_left: left });
+                    self.emit(Event::RestartScheduled {
+                        replica,
+                        generation: next,
+                        delay_s,
+                        restarts_left: left,
+                    });
                     if mutant::is_on("drop_restart") {
                         std::future::pending::<()>().await;
                     }

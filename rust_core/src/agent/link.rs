@@ -6,10 +6,10 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep};
 
 use super::outbox::Outbox;
+use crate::Error;
 use crate::channel::{Channel, Credentials, Limits, connect};
 use crate::protocol::{Command, GroupSnapshot, Peer, Report};
 use crate::wire::Address;
-use crate::Error;
 
 const DIAL_LIMIT: Duration = Duration::from_secs(5);
 const FIRST_DELAY: Duration = Duration::from_millis(20);
@@ -102,7 +102,11 @@ where
                     Ok(Command::Ack { seq }) => self.outbox.acked(seq),
                     Ok(command) => {
                         if self.commands.send(command).await.is_err() {
-                            return Error::new(crate::ErrorKind::Closed, "serve the controller", "the agent ends");
+                            return Error::new(
+                                crate::ErrorKind::Closed,
+                                "serve the controller",
+                                "the agent ends",
+                            );
                         }
                     }
                     Err(error) => return error,

@@ -100,7 +100,8 @@ impl Outbox {
         let mut state = self.state();
         let sent = state.sent;
         let start = state.events.partition_point(|event| event.seq <= sent);
-        let mut reports: Vec<Report> = state.events.iter().skip(start).take(limit).cloned().map(Report::Event).collect();
+        let mut reports: Vec<Report> =
+            state.events.iter().skip(start).take(limit).cloned().map(Report::Event).collect();
         if let Some(Report::Event(last)) = reports.last() {
             state.sent = last.seq;
         }
@@ -165,8 +166,11 @@ mod tests {
                 metrics: BTreeMap::new(),
             });
         }
-        let steps: Vec<u64> =
-            outbox.take(9).iter().filter_map(|r| if let Report::Progress(p) = r { Some(p.step) } else { None }).collect();
+        let steps: Vec<u64> = outbox
+            .take(9)
+            .iter()
+            .filter_map(|r| if let Report::Progress(p) = r { Some(p.step) } else { None })
+            .collect();
         assert_eq!(steps, [998, 999]);
     }
 

@@ -62,7 +62,8 @@ impl Process {
         let pidfd = Arc::new(pidfd);
         let (tell, exit) = watch::channel(None);
         let copy = pidfd.try_clone().map_err(|cause| Error::io("watch a process", cause))?;
-        let watched = watched(copy, Interest::READABLE).map_err(|cause| Error::io("watch a process", cause))?;
+        let watched =
+            watched(copy, Interest::READABLE).map_err(|cause| Error::io("watch a process", cause))?;
         tokio::spawn(async move {
             let exit = loop {
                 let Ok(mut guard) = watched.readable().await else { break Exit::Code(-1) };

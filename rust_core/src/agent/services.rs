@@ -47,7 +47,8 @@ impl Services {
             let mut socket = None;
             if let Some(address) = &service.listen {
                 let listener = bind(service, address)?;
-                let at = listener.local_addr().map_err(|cause| Error::io("bind a service's address", cause))?;
+                let at =
+                    listener.local_addr().map_err(|cause| Error::io("bind a service's address", cause))?;
                 addresses.insert(format!("SKY_MONARCH_{}_ADDR", service.name.to_uppercase()), at.to_string());
                 // TorchFT's lighthouse binds for itself: it gets a number that was free a moment ago.
                 if service.listen_env.as_deref() != Some("reserve") {
@@ -60,7 +61,8 @@ impl Services {
         let running = bound.into_iter().map(|(service, socket)| {
             let (stop, asked) = watch::channel(false);
             let name = service.name.clone();
-            let keeper = Keeper { context: Arc::clone(context), service, socket, addresses: Arc::clone(&addresses) };
+            let keeper =
+                Keeper { context: Arc::clone(context), service, socket, addresses: Arc::clone(&addresses) };
             Running { name, stop, task: tokio::spawn(keeper.run(asked)) }
         });
         Ok(Self { running: running.collect() })
@@ -68,7 +70,8 @@ impl Services {
 
     /// Ends services (TERM, wait, KILL): those that `wanted` names.
     pub async fn stop(&mut self, wanted: impl Fn(&str) -> bool) {
-        let (ending, staying): (Vec<_>, Vec<_>) = self.running.drain(..).partition(|service| wanted(&service.name));
+        let (ending, staying): (Vec<_>, Vec<_>) =
+            self.running.drain(..).partition(|service| wanted(&service.name));
         self.running = staying;
         for service in &ending {
             service.stop.send_replace(true);
@@ -119,7 +122,9 @@ impl Keeper {
                         tracing::warn!(service = self.service.name, exit = ?exited.exit, "a service ended");
                     }
                 }
-                Err(error) => tracing::error!(service = self.service.name, %error, "a service does not start"),
+                Err(error) => {
+                    tracing::error!(service = self.service.name, %error, "a service does not start")
+                }
             }
             if started.elapsed() >= STEADY {
                 delay = FIRST_DELAY;

@@ -7,10 +7,10 @@ use tokio::sync::mpsc;
 
 use super::group::Message;
 use super::mutant;
+use crate::Result;
 use crate::channel::{Credentials, Limits, Listener, Pending, Sender};
 use crate::protocol::{Peer, SessionCommand, SessionReport, Slot};
 use crate::wire::Address;
-use crate::Result;
 
 /// What a session does, as its group hears it.
 #[derive(Debug)]
@@ -51,7 +51,8 @@ impl Sessions {
 
     /// Accepts sessions of `generation` of a group, and of no other.
     pub fn open(&self, replica: u32, generation: u64, world_size: u32, mailbox: mpsc::Sender<Message>) {
-        let group = Group { generation, mailbox, ranks: HashMap::new(), world_size, connections: 0, fenced: false };
+        let group =
+            Group { generation, mailbox, ranks: HashMap::new(), world_size, connections: 0, fenced: false };
         self.groups().insert(replica, group);
     }
 
@@ -96,7 +97,11 @@ impl Sessions {
     }
 
     /// Binds the socket and serves it until the agent ends.
-    pub async fn serve(&self, address: &Address, credentials: Credentials) -> Result<tokio::task::JoinHandle<()>> {
+    pub async fn serve(
+        &self,
+        address: &Address,
+        credentials: Credentials,
+    ) -> Result<tokio::task::JoinHandle<()>> {
         let mut listener = Listener::bind(address, credentials, Limits::default()).await?;
         let sessions = self.clone();
         Ok(tokio::spawn(async move {
@@ -109,7 +114,9 @@ impl Sessions {
     fn admit(&self, slot: Slot, generation: u64) -> Result<mpsc::Sender<Message>, String> {
         let groups = self.groups();
         let Slot { replica, rank } = slot;
-        let group = groups.get(&replica).ok_or_else(|| format!("replica group {replica} has no live generation here"))?;
+        let group = groups
+            .get(&replica)
+            .ok_or_else(|| format!("replica group {replica} has no live generation here"))?;
         if !group.admits(generation) {
             let live = group.generation;
             return Err(format!(

@@ -12,8 +12,8 @@ use super::group::rank::Tracked;
 use super::group::seconds;
 use super::pidfd::Process;
 use super::tree::{RUN_ID, SPAWN_ID};
-use crate::protocol::{Event, Exit, SetupPlan};
 use crate::Result;
+use crate::protocol::{Event, Exit, SetupPlan};
 
 /// Exit code that shells give for a command that cannot be executed.
 const CANNOT_EXECUTE: i32 = 126;
@@ -94,7 +94,9 @@ async fn run(context: &Shared, plan: &SetupPlan, mut stop: watch::Receiver<bool>
     tracked.end(context, GRACE).await;
     let exit = match own_exit {
         Some(exited) => exited.exit,
-        None => timeout(Duration::from_secs(1), process.exited()).await.map_or(Exit::Signal(libc::SIGKILL), |e| e.exit),
+        None => timeout(Duration::from_secs(1), process.exited())
+            .await
+            .map_or(Exit::Signal(libc::SIGKILL), |e| e.exit),
     };
     Ok(Event::SetupFinished { exit, timed_out, tail })
 }

@@ -180,7 +180,9 @@ impl Prepared {
                 format!("no program `{program}` in PATH ({path}): {cause}")
             }
             (Stage::Exec, libc::ENOENT) if std::path::Path::new(program).exists() => {
-                format!("cannot execute `{program}`: the interpreter that its first line names does not exist")
+                format!(
+                    "cannot execute `{program}`: the interpreter that its first line names does not exist"
+                )
             }
             (Stage::Exec, libc::ENOEXEC) => format!("cannot execute `{program}`: {cause} (no `#!` line?)"),
             (Stage::Exec, _) => format!("cannot execute `{program}`: {cause}"),
@@ -315,7 +317,10 @@ unsafe fn child(prepared: &Prepared, reporter: RawFd, parent: libc::pid_t) -> ! 
         libc::sigprocmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut());
         libc::setpriority(libc::PRIO_PROCESS, 0, prepared.nice);
         let output = prepared.output.as_raw_fd();
-        if libc::dup2(prepared.stdin.as_raw_fd(), 0) < 0 || libc::dup2(output, 1) < 0 || libc::dup2(output, 2) < 0 {
+        if libc::dup2(prepared.stdin.as_raw_fd(), 0) < 0
+            || libc::dup2(output, 1) < 0
+            || libc::dup2(output, 2) < 0
+        {
             fail(Stage::Prepare);
         }
         let mut first_closed = 3;

@@ -82,11 +82,13 @@ impl Standbys {
             if let Some(dead) = slot.standby.take_if(|standby| standby.tracked.process.exit().is_some()) {
                 slot.deaths += 1;
                 let tail = dead.tracked.capture.tail(Duration::from_millis(100)).await;
-                let last = tail.last().map(|line| env::redact(line, &self.context.run.token)).unwrap_or_default();
+                let last =
+                    tail.last().map(|line| env::redact(line, &self.context.run.token)).unwrap_or_default();
                 let again_s = FIRST_RETRY_S * f64::from(1 << slot.deaths.min(6));
                 let more = slot.deaths < MAX_DEATHS;
                 slot.due = more.then(|| Instant::now() + Duration::from_secs_f64(again_s));
-                let then = if more { format!("the next one in {again_s} s") } else { "no more are made".into() };
+                let then =
+                    if more { format!("the next one in {again_s} s") } else { "no more are made".into() };
                 let message = format!("a standby of rank {rank} died ({last}); {then}");
                 self.context.outbox.emit(Event::Notice { replica: Some(plan.replica), message });
                 dead.end(&self.context).await;
@@ -148,7 +150,11 @@ impl Standbys {
 impl Standby {
     async fn start(context: &Shared, plan: &GroupPlan, rank: u32) -> Result<Self> {
         let Some(command) = env::python_command(&plan.command) else {
-            return Err(Error::new(crate::ErrorKind::InvalidInput, "start a standby", "the command is not Python's"));
+            return Err(Error::new(
+                crate::ErrorKind::InvalidInput,
+                "start a standby",
+                "the command is not Python's",
+            ));
         };
         let (ours, theirs) = promotion_pair()?;
         let (read, write) = capture::pipe()?;
@@ -186,7 +192,8 @@ impl Standby {
 
 fn promotion_pair() -> Result<(UnixStream, OwnedFd)> {
     let io = |errno: nix::errno::Errno| Error::io("make a socket pair", errno.into());
-    let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::Stream, None, SockFlag::SOCK_CLOEXEC).map_err(io)?;
+    let (ours, theirs) =
+        socketpair(AddressFamily::Unix, SockType::Stream, None, SockFlag::SOCK_CLOEXEC).map_err(io)?;
     let ours = std::os::unix::net::UnixStream::from(ours);
     ours.set_nonblocking(true).map_err(|cause| Error::io("make a socket pair", cause))?;
     Ok((UnixStream::from_std(ours).map_err(|cause| Error::io("make a socket pair", cause))?, theirs))

@@ -181,7 +181,10 @@ impl Helper {
         nix::fcntl::fcntl(&ours, nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::O_NONBLOCK)).map_err(io)?;
         let socket = watched(ours, Interest::READABLE | Interest::WRITABLE)
             .map_err(|cause| Error::io("make a socket pair", cause))?;
-        let python = env::python_command(&plan.command).map(|words| words[0].as_str()).or(fallback).unwrap_or("python3");
+        let python = env::python_command(&plan.command)
+            .map(|words| words[0].as_str())
+            .or(fallback)
+            .unwrap_or("python3");
         let argv = [python, "-m", "sky_monarch.training.store"].map(str::to_owned).to_vec();
         let spawn_id = context.spawn_id();
         // The job's environment, since it is the job's interpreter; of the rank's variables only the marks are used.

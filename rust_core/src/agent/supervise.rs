@@ -21,6 +21,8 @@ const LOOK: Duration = Duration::from_millis(50);
 const REAP: Duration = Duration::from_secs(1);
 /// Processes that a dead agent left get this long between TERM and KILL.
 const SWEEP_GRACE: Duration = Duration::from_secs(2);
+/// An agent without groups lingers this many times as long as one whose groups are done.
+const NEVER_ASKED: u32 = 10;
 /// What nobody owns any more at the very end.
 const LAST_GRACE: Duration = Duration::from_secs(1);
 
@@ -61,7 +63,16 @@ pub async fn sweep(context: &Shared) {
 impl Supervisor {
     /// Looks after nothing yet.
     pub const fn new(context: Shared, services: Services, away: Away, linger: Duration) -> Self {
-        Self { context, services, away, linger, groups: BTreeMap::new(), setup: None, released: false, end: None }
+        Self {
+            context,
+            services,
+            away,
+            linger,
+            groups: BTreeMap::new(),
+            setup: None,
+            released: false,
+            end: None,
+        }
     }
 
     /// Runs until the end. Returns the exit code.
@@ -165,13 +176,22 @@ impl Supervisor {
 
     /// The exit code, once nothing is left to look after.
     fn is_over(&mut self) -> Option<i32> {
-        let idle = self.groups.values().all(Handle::is_over) && self.setup.as_ref().is_none_or(Setup::is_over);
+        let idle =
+            self.groups.values().all(Handle::is_over) && self.setup.as_ref().is_none_or(Setup::is_over);
         if let Some(End { code }) = self.end {
             return idle.then_some(code);
         }
         // Nothing waits for the controller, except here: it may have something to say about what comes next.
-        let away = (*self.away.borrow()).is_some_and(|since| since.elapsed() >= self.linger);
-        if !away || self.groups.is_empty() {
+        let away = (*self.away.borrow()).map_or(Duration::ZERO, |since| since.elapsed());
+        if self.groups.is_empty() {
+            // Never asked for anything: a controller may be slow to start, but not that slow.
+            let forgotten = idle && away >= self.linger * NEVER_ASKED;
+            return forgotten.then(|| {
+                tracing::error!(?away, "no controller has asked for anything: the agent ends");
+                1
+            });
+        }
+        if away < self.linger {
             return None;
         }
         if idle {

@@ -20,6 +20,9 @@ pub const SPAWN_ID: &str = "SKY_MONARCH_SPAWN_ID";
 /// Time between two looks at a tree that is ending.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
+/// Looks that wait for processes inside of `execve`, which takes milliseconds.
+const MAX_UNCLEAR_LOOKS: u32 = 100;
+
 /// Pids of the agent's own children: those have a watcher that reaps them.
 #[derive(Clone, Debug, Default)]
 pub struct Registry(Arc<Mutex<HashSet<u32>>>);
@@ -83,6 +86,13 @@ fn variable(pid: u32, name: &str) -> Option<String> {
     })
 }
 
+/// Whether a process is inside of `execve`: its old environment is gone, its new one not yet there.
+fn is_in_exec(pid: u32) -> bool {
+    let is_empty = |name: &str| fs::read(format!("/proc/{pid}/{name}")).is_ok_and(|bytes| bytes.is_empty());
+    // Kernel threads have neither environment nor arguments for good, but no program either.
+    is_empty("environ") && is_empty("cmdline") && fs::read_link(format!("/proc/{pid}/exe")).is_ok()
+}
+
 /// Which processes are meant.
 #[derive(Clone, Debug)]
 pub enum Family {
@@ -103,8 +113,17 @@ pub struct Root {
     pub alive: bool,
 }
 
-/// The live members of a family, by pid.
-pub fn members(family: &Family, registry: &Registry) -> BTreeMap<u32, Entry> {
+/// One look at a family.
+#[derive(Debug, Default)]
+pub struct Look {
+    /// Its live members, by pid.
+    pub members: BTreeMap<u32, Entry>,
+    /// Some process could not be told to belong or not, just now.
+    pub unclear: bool,
+}
+
+/// The live members of a family.
+pub fn look(family: &Family, registry: &Registry) -> Look {
     let own = std::process::id();
     let table = table();
     let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
@@ -112,22 +131,34 @@ pub fn members(family: &Family, registry: &Registry) -> BTreeMap<u32, Entry> {
         children.entry(entry.ppid).or_default().push(entry.pid);
     }
     let tracked = registry.with_lock(|pids| pids.clone());
+    let mut unclear = false;
     let seeds: Vec<u32> = match family {
         Family::Spawns(roots) => {
-            let adopted = table.iter().filter(|entry| entry.ppid == own && !tracked.contains(&entry.pid));
-            let mine = adopted.filter(|entry| {
-                roots.values().any(|root| root.pid == entry.sid)
-                    || variable(entry.pid, SPAWN_ID).is_some_and(|id| roots.contains_key(&id))
-            });
             let alive = roots.values().filter(|root| root.alive && tracked.contains(&root.pid));
-            alive.map(|root| root.pid).chain(mine.map(|entry| entry.pid)).collect()
+            let mut seeds: Vec<u32> = alive.map(|root| root.pid).collect();
+            for entry in &table {
+                if entry.ppid != own || tracked.contains(&entry.pid) || !entry.is_alive() {
+                    continue;
+                }
+                if roots.values().any(|root| root.pid == entry.sid)
+                    || variable(entry.pid, SPAWN_ID).is_some_and(|id| roots.contains_key(&id))
+                {
+                    seeds.push(entry.pid);
+                } else {
+                    unclear |= is_in_exec(entry.pid);
+                }
+            }
+            seeds
         }
-        Family::AllBut(spared) => {
-            table.iter().filter(|entry| entry.ppid == own && !spared.contains(&entry.pid)).map(|e| e.pid).collect()
-        }
+        Family::AllBut(spared) => table
+            .iter()
+            .filter(|entry| entry.ppid == own && !spared.contains(&entry.pid))
+            .map(|e| e.pid)
+            .collect(),
         Family::Strays(run_id) => {
             let ours = descendants(&[own], &children);
             let above = ancestors(own, &table);
+            // A stray inside of `execve` is missed by one look; the descendants of a dead agent had time to settle.
             let strays = table.iter().filter(|entry| {
                 !ours.contains(&entry.pid)
                     && !above.contains(&entry.pid)
@@ -139,7 +170,8 @@ pub fn members(family: &Family, registry: &Registry) -> BTreeMap<u32, Entry> {
     };
     let mut all = descendants(&seeds, &children);
     all.remove(&own);
-    table.into_iter().filter(|entry| all.contains(&entry.pid) && entry.is_alive()).map(|e| (e.pid, e)).collect()
+    let members = table.into_iter().filter(|entry| all.contains(&entry.pid) && entry.is_alive());
+    Look { members: members.map(|entry| (entry.pid, entry)).collect(), unclear }
 }
 
 fn descendants(seeds: &[u32], children: &HashMap<u32, Vec<u32>>) -> HashSet<u32> {
@@ -181,15 +213,20 @@ pub async fn end(
 ) -> (Vec<u32>, Vec<u32>) {
     let mut told: HashMap<(u32, u64), i32> = HashMap::new();
     let mut kill_from: Option<Instant> = None;
-    let mut looks_empty = 0;
+    let (mut looks_empty, mut unclear_looks) = (0, 0);
     loop {
-        let left = members(&family(), registry);
+        let Look { members: left, unclear } = look(&family(), registry);
         reap_adopted(registry);
         let signalled = |told: &HashMap<(u32, u64), i32>| {
             let mut pids: Vec<u32> = told.keys().map(|(pid, _)| *pid).collect();
             pids.sort_unstable();
             pids
         };
+        if left.is_empty() && unclear && unclear_looks < MAX_UNCLEAR_LOOKS {
+            unclear_looks += 1;
+            sleep(LOOK_AGAIN).await;
+            continue;
+        }
         if left.is_empty() {
             // One look is no snapshot: a process can fork behind it and end before it. Two in a row are.
             looks_empty += 1;
@@ -226,9 +263,12 @@ pub fn reap_adopted(registry: &Registry) -> usize {
     // Under the lock no child can be made that is not registered yet.
     registry.with_lock(|tracked| {
         let dead = table().into_iter().filter(|entry| entry.ppid == own && !entry.is_alive());
-        let adopted = dead.filter(|entry| !tracked.contains(&entry.pid)).filter_map(|e| i32::try_from(e.pid).ok());
+        let adopted =
+            dead.filter(|entry| !tracked.contains(&entry.pid)).filter_map(|e| i32::try_from(e.pid).ok());
         // SAFETY: a zombie child that nobody else waits for; the status is not wanted.
-        adopted.filter(|pid| unsafe { libc::waitpid(*pid, std::ptr::null_mut(), libc::WNOHANG) } == *pid).count()
+        adopted
+            .filter(|pid| unsafe { libc::waitpid(*pid, std::ptr::null_mut(), libc::WNOHANG) } == *pid)
+            .count()
     })
 }
 

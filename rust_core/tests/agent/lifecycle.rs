@@ -61,7 +61,10 @@ async fn a_stop_is_term_first_and_kill_after_the_grace_time(mutant: Option<&'sta
                 _ => None,
             })
             .await?;
-        ensure(exit == wanted && (replica == 1 || tail.contains(&"told".to_owned())), format!("{exit:?} {tail:?}"))?;
+        ensure(
+            exit == wanted && (replica == 1 || tail.contains(&"told".to_owned())),
+            format!("{exit:?} {tail:?}"),
+        )?;
         scene
             .event("the cause is told", |e| match e {
                 Event::GenerationEnded { replica: r, cause: Cause::Stopped { reason }, .. } => {
@@ -90,9 +93,13 @@ async fn shutdown_ends_everything_and_the_agent(mutant: Option<&'static str>) ->
 }
 
 scenario!(sigterm_is_a_notice_that_drains_the_ranks_and_ends_the_agent);
-async fn sigterm_is_a_notice_that_drains_the_ranks_and_ends_the_agent(mutant: Option<&'static str>) -> Outcome {
+async fn sigterm_is_a_notice_that_drains_the_ranks_and_ends_the_agent(
+    mutant: Option<&'static str>,
+) -> Outcome {
     let mut scene = Scene::new(mutant).await;
-    scene.send(start(shell(0, "trap 'echo told; sleep 0.3; exit 0' TERM; while :; do sleep 0.05; done"))).await;
+    scene
+        .send(start(shell(0, "trap 'echo told; sleep 0.3; exit 0' TERM; while :; do sleep 0.05; done")))
+        .await;
     scene.spawned(0, 0, 1).await?;
     tokio::time::sleep(Duration::from_millis(300)).await;
     kill(scene.agent_pid(), libc::SIGTERM);
@@ -100,22 +107,29 @@ async fn sigterm_is_a_notice_that_drains_the_ranks_and_ends_the_agent(mutant: Op
     ensure(code == 143, format!("exit code {code}"))?;
     scene
         .event("the rank used its grace time", |e| match e {
-            Event::RankExited { exit: Exit::Code(0), tail, .. } => tail.contains(&"told".to_owned()).then_some(()),
+            Event::RankExited { exit: Exit::Code(0), tail, .. } => {
+                tail.contains(&"told".to_owned()).then_some(())
+            }
             _ => None,
         })
         .await
 }
 
 scenario!(without_a_session_a_group_is_done_when_all_its_ranks_exited_with_0);
-async fn without_a_session_a_group_is_done_when_all_its_ranks_exited_with_0(mutant: Option<&'static str>) -> Outcome {
+async fn without_a_session_a_group_is_done_when_all_its_ranks_exited_with_0(
+    mutant: Option<&'static str>,
+) -> Outcome {
     let scene = Scene::new(mutant).await;
     let mut plan = shell(0, "sleep 0.$((RANK * 3)); exit 0");
     plan.world_size = 3;
     scene.send(start(plan)).await;
     scene
-        .event("it is done", |e| matches!(e, Event::GroupDone { generation: 1, step: None, .. }).then_some(()))
+        .event("it is done", |e| {
+            matches!(e, Event::GroupDone { generation: 1, step: None, .. }).then_some(())
+        })
         .await?;
-    let exits = scene.events().iter().filter(|e| matches!(e, Event::RankExited { collateral: false, .. })).count();
+    let exits =
+        scene.events().iter().filter(|e| matches!(e, Event::RankExited { collateral: false, .. })).count();
     ensure(exits == 3, format!("{exits} exits before"))?;
     let mut uneven = shell(1, "test $RANK = 0 || sleep 1000");
     uneven.world_size = 2;
@@ -140,16 +154,19 @@ async fn a_done_group_keeps_its_donors_until_the_release(mutant: Option<&'static
     scene.send(Command::Release).await;
     scene
         .event("it leaves by itself", |e| match e {
-            Event::RankExited { exit: Exit::Code(0), .. } => Some(()),
+            Event::RankExited { exit: Exit::Code(0), collateral: false, .. } => Some(()),
             _ => None,
         })
         .await
 }
 
 scenario!(without_a_controller_the_agent_goes_on_and_ends_when_all_is_done);
-async fn without_a_controller_the_agent_goes_on_and_ends_when_all_is_done(mutant: Option<&'static str>) -> Outcome {
+async fn without_a_controller_the_agent_goes_on_and_ends_when_all_is_done(
+    mutant: Option<&'static str>,
+) -> Outcome {
     let mut scene = Scene::with(mutant, |config| {
-        config["controller"] = format!("unix:{}/later.sock", config["run_dir"].as_str().unwrap_or_default()).into();
+        config["controller"] =
+            format!("unix:{}/later.sock", config["run_dir"].as_str().unwrap_or_default()).into();
         config["linger_s"] = 0.5.into();
     })
     .await;
@@ -166,7 +183,9 @@ async fn without_a_controller_the_agent_goes_on_and_ends_when_all_is_done(mutant
 }
 
 scenario!(events_arrive_again_after_a_reconnect_and_the_hello_tells_the_present);
-async fn events_arrive_again_after_a_reconnect_and_the_hello_tells_the_present(mutant: Option<&'static str>) -> Outcome {
+async fn events_arrive_again_after_a_reconnect_and_the_hello_tells_the_present(
+    mutant: Option<&'static str>,
+) -> Outcome {
     let scene = Scene::new(mutant).await;
     scene.send(start(shell(0, "sleep 1000"))).await;
     let pid = scene.spawned(0, 0, 1).await?;
@@ -180,7 +199,8 @@ async fn events_arrive_again_after_a_reconnect_and_the_hello_tells_the_present(m
         .collect();
     ensure(incarnations.windows(2).all(|pair| pair[0] == pair[1]), "the same agent")?;
     let seqs: Vec<u64> = {
-        let mut seqs: Vec<u64> = scene.heard.lock().expect("no poison").events.iter().map(|(_, e)| e.seq).collect();
+        let mut seqs: Vec<u64> =
+            scene.heard.lock().expect("no poison").events.iter().map(|(_, e)| e.seq).collect();
         seqs.sort_unstable();
         seqs.dedup();
         seqs

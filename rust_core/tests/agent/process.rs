@@ -40,10 +40,8 @@ fn rank_process() {
 
 async fn rank(mode: &str) -> i32 {
     let number = |name: &str| variable(name).and_then(|text| text.parse::<u64>().ok()).unwrap_or_default();
-    let slot = Slot {
-        replica: number("SKY_MONARCH_REPLICA") as u32,
-        rank: number("SKY_MONARCH_RANK") as u32,
-    };
+    let slot =
+        Slot { replica: number("SKY_MONARCH_REPLICA") as u32, rank: number("SKY_MONARCH_RANK") as u32 };
     let generation = number("SKY_MONARCH_GENERATION");
     let target = number("TEST_TARGET");
     let address = variable("SKY_MONARCH_AGENT").unwrap_or_default().parse().expect("an address");
@@ -54,7 +52,8 @@ async fn rank(mode: &str) -> i32 {
     let peer = Peer::Session { slot, generation, pid: std::process::id(), target_step: Some(target) };
     let limit = Duration::from_secs(5);
     let limits = Limits::default();
-    let dialled = connect::<SessionReport, SessionCommand>(&address, peer, &credentials, &limits, limit).await;
+    let dialled =
+        connect::<SessionReport, SessionCommand>(&address, peer, &credentials, &limits, limit).await;
     let mut channel = match dialled {
         Ok(channel) => channel,
         Err(error) => {
@@ -63,8 +62,12 @@ async fn rank(mode: &str) -> i32 {
         }
     };
     for step in 1..=target {
-        let committed =
-            SessionReport::Committed { step, quorum_id: Some(7), participants: Some(1), metrics: Default::default() };
+        let committed = SessionReport::Committed {
+            step,
+            quorum_id: Some(7),
+            participants: Some(1),
+            metrics: Default::default(),
+        };
         if channel.send(&committed).await.is_err() {
             return 8;
         }

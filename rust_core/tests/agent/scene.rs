@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use sky_monarch_core::channel::{Channel, Credentials, Limits, Listener};
 use sky_monarch_core::protocol::{
-    Command, Event, Fault, GroupPlan, Injection, Peer, Progress, ProgressLimit, RankCommand, Recovery, Report, Slot,
-    Stamped, Trigger,
+    Command, Event, Fault, GroupPlan, Injection, Peer, Progress, ProgressLimit, RankCommand, Recovery,
+    Report, Slot, Stamped, Trigger,
 };
 use sky_monarch_core::wire::Address;
 use tokio::sync::mpsc;
@@ -63,7 +63,8 @@ impl Scene {
         let listener = Listener::bind(&address, Credentials::new(run_id.clone(), TOKEN), Limits::default());
         let listener = listener.await.expect("a free address");
         let controller = tokio::spawn(control(listener, Arc::clone(&heard), Arc::clone(&commands)));
-        let mut scene = Self { folder, run_id, heard, mutant, commands, agent: None, next_request: 0, controller };
+        let mut scene =
+            Self { folder, run_id, heard, mutant, commands, agent: None, next_request: 0, controller };
         scene.start_agent();
         scene
     }
@@ -77,7 +78,11 @@ impl Scene {
     }
 
     pub fn start_agent(&mut self) {
-        let log = std::fs::OpenOptions::new().create(true).append(true).open(self.path("agent.log")).expect("a log");
+        let log = std::fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(self.path("agent.log"))
+            .expect("a log");
         let mut process = Process::new(std::env::current_exe().expect("this binary"));
         process.args(["--exact", "process::agent_process", "--nocapture"]);
         process.env("TEST_AGENT_JSON", self.path("agent.json")).stdin(Stdio::null());
@@ -119,7 +124,9 @@ impl Scene {
 
     pub async fn send(&self, command: Command) {
         let _ = self
-            .until("the agent is connected", |_| self.commands.lock().expect("no poison").as_ref().map(|_| ()))
+            .until("the agent is connected", |_| {
+                self.commands.lock().expect("no poison").as_ref().map(|_| ())
+            })
             .await;
         if let Some(commands) = &*self.commands.lock().expect("no poison") {
             let _ = commands.send(command);
@@ -175,7 +182,13 @@ impl Scene {
 
     /// All events so far.
     pub fn events(&self) -> Vec<Event> {
-        self.heard.lock().expect("no poison").events.iter().map(|(_, stamped)| stamped.event.clone()).collect()
+        self.heard
+            .lock()
+            .expect("no poison")
+            .events
+            .iter()
+            .map(|(_, stamped)| stamped.event.clone())
+            .collect()
     }
 
     /// All bytes of a stream, and the offset of the first.
@@ -184,9 +197,11 @@ impl Scene {
         loop {
             self.next_request += 1;
             let request = self.next_request;
-            let read = sky_monarch_core::protocol::LogRead { request, slot, generation, offset, max_bytes: 100_000 };
+            let read =
+                sky_monarch_core::protocol::LogRead { request, slot, generation, offset, max_bytes: 100_000 };
             self.send(Command::ReadLog(read)).await;
-            let (at, data, eof) = self.until("an answer", |heard| heard.chunks.get(&request).cloned()).await?;
+            let (at, data, eof) =
+                self.until("an answer", |heard| heard.chunks.get(&request).cloned()).await?;
             first.get_or_insert(at);
             offset = at + data.len() as u64;
             all.extend(data);
@@ -328,7 +343,8 @@ pub fn marked(run_id: &str) -> Vec<u32> {
     let entries = std::fs::read_dir("/proc").expect("a process table").flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     pids.filter(|pid| {
-        let environ = std::fs::read(Path::new("/proc").join(pid.to_string()).join("environ")).unwrap_or_default();
+        let environ =
+            std::fs::read(Path::new("/proc").join(pid.to_string()).join("environ")).unwrap_or_default();
         environ.split(|byte| *byte == 0).any(|pair| pair == mark.as_bytes()) && alive(*pid)
     })
     .collect()

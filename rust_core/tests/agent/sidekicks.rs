@@ -10,23 +10,6 @@ use sky_monarch_core::protocol::{Event, GroupPlan, RankCommand};
 use crate::scenario;
 use crate::scene::*;
 
-/// The standby's side of its contract, in the fewest words.
-const WORKER: &str = r#"
-import importlib, json, os, runpy, sys
-standby, preload, dashes, python, *words = sys.argv[1:]
-assert (standby, dashes) == ("--standby", "--")
-for name in filter(None, preload.removeprefix("--preload=").split(",")):
-    importlib.import_module(name)
-os.write(3, b"ready\n")
-line = os.fdopen(3, "rb").readline()
-if not line:
-    sys.exit(0)
-os.environ.update(json.loads(line)["env"])
-sys.argv = words
-sys.path.insert(0, os.path.dirname(os.path.abspath(sys.argv[0])))
-runpy.run_path(sys.argv[0], run_name="__main__")
-"#;
-
 /// The helper's side of its contract: answers each connection with the id of its store.
 const STORE: &str = r#"
 import array, socket, threading
@@ -50,10 +33,9 @@ while True:
 
 fn python_tree(folder: &Path) {
     for (name, text) in [
-        ("sky_monarch/__init__.py", ""),
-        ("sky_monarch/worker.py", WORKER),
-        ("sky_monarch/training/__init__.py", ""),
-        ("sky_monarch/training/store.py", STORE),
+        ("helper/sky_monarch/__init__.py", ""),
+        ("helper/sky_monarch/training/__init__.py", ""),
+        ("helper/sky_monarch/training/store.py", STORE),
         ("slow_module.py", "import time; time.sleep(1.0)"),
         (
             "train.py",
@@ -71,7 +53,9 @@ fn python(scene: &Scene) -> GroupPlan {
     python_tree(scene.folder.path());
     let mut plan = shell(0, "");
     plan.workdir = scene.folder.path().to_string_lossy().into_owned();
-    plan.envs.insert("PYTHONPATH".into(), plan.workdir.clone());
+    // The worker is the real one. The store's is not: it would need torch.
+    let package = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+    plan.envs.insert("PYTHONPATH".into(), format!("{}:{package}", plan.workdir));
     plan.command = RankCommand::Exec { argv: ["python3", "train.py"].map(str::to_owned).to_vec() };
     plan
 }
@@ -85,7 +69,10 @@ async fn a_standby_takes_over_faster_than_a_cold_start(mutant: Option<&'static s
     scene.send(start(plan)).await;
     let first = scene.spawned(0, 0, 1).await?;
     let standby = scene
-        .event("a standby is ready", |e| if let Event::StandbyReady { pid, .. } = e { Some(*pid) } else { None })
+        .event(
+            "a standby is ready",
+            |e| if let Event::StandbyReady { pid, .. } = e { Some(*pid) } else { None },
+        )
         .await?;
     eventually("the rank is up", SOON, || scene.path("up-1").exists()).await?;
     let killed = Instant::now();
@@ -99,10 +86,15 @@ async fn a_standby_takes_over_faster_than_a_cold_start(mutant: Option<&'static s
             _ => None,
         })
         .await?;
-    ensure(warm && took < Duration::from_millis(900), format!("warm: {warm}, {took:?}; a cold start takes a second"))?;
+    ensure(
+        warm && took < Duration::from_millis(900),
+        format!("warm: {warm}, {took:?}; a cold start takes a second"),
+    )?;
     let up = std::fs::read_to_string(scene.path("up-2")).expect("a file");
     ensure(up.starts_with("0 ") && !up.ends_with(" 0"), format!("final values arrived: {up}"))?;
-    let next = |e: &Event| if let Event::StandbyReady { pid, .. } = e { (*pid != standby).then_some(()) } else { None };
+    let next = |e: &Event| {
+        if let Event::StandbyReady { pid, .. } = e { (*pid != standby).then_some(()) } else { None }
+    };
     scene.event("the slot has a new standby", next).await?;
     scene.send(stop(0)).await;
     scene.event("it is stopped", |e| matches!(e, Event::GroupStopped { .. }).then_some(())).await?;
@@ -113,12 +105,13 @@ scenario!(standbys_that_cannot_live_are_not_tried_for_ever);
 async fn standbys_that_cannot_live_are_not_tried_for_ever(mutant: Option<&'static str>) -> Outcome {
     let scene = Scene::new(mutant).await;
     let mut plan = python(&scene);
+    // An interpreter that knows nothing of this product.
     plan.recovery.standby = 1;
-    plan.preload = vec!["no_such_module".into()];
+    plan.envs.insert("PYTHONPATH".into(), "/nowhere".into());
     scene.send(start(plan)).await;
     scene
         .event("the reason is told", |e| match e {
-            Event::Notice { message, .. } => message.contains("no_such_module").then_some(()),
+            Event::Notice { message, .. } => message.contains("sky_monarch").then_some(()),
             _ => None,
         })
         .await?;
@@ -130,7 +123,9 @@ async fn standbys_that_cannot_live_are_not_tried_for_ever(mutant: Option<&'stati
 scenario!(the_first_connection_to_the_master_port_starts_the_store);
 async fn the_first_connection_to_the_master_port_starts_the_store(mutant: Option<&'static str>) -> Outcome {
     let scene = Scene::new(mutant).await;
-    scene.send(start(python(&scene))).await;
+    let mut plan = python(&scene);
+    plan.envs.insert("PYTHONPATH".into(), format!("{0}:{0}/helper", plan.workdir));
+    scene.send(start(plan)).await;
     let first = scene.spawned(0, 0, 1).await?;
     eventually("the rank is up", SOON, || scene.path("up-1").exists()).await?;
     ensure(!scene.path("logs/store").exists(), "no helper before somebody asks")?;
@@ -198,9 +193,7 @@ while True:
     let file = std::fs::read_to_string(scene.path("demo.pid")).map_err(|e| e.to_string())?;
     let named: serde_json::Value = serde_json::from_str(&file).map_err(|e| e.to_string())?;
     ensure(named["pid"] == ask()? && named["pid"] != first && named["start_ticks"].as_u64() > Some(0), file)?;
-    scene
-        .send(sky_monarch_core::protocol::Command::Shutdown { grace_s: 1.0, reason: "down".into() })
-        .await;
+    scene.send(sky_monarch_core::protocol::Command::Shutdown { grace_s: 1.0, reason: "down".into() }).await;
     scene.agent_exit().await?;
     ensure(marked(&scene.run_id).is_empty(), "no service is left")
 }

@@ -9,6 +9,7 @@ use tokio::time::{Instant, sleep};
 
 use super::rank::{Rank, Tracked, oom_kills};
 use super::{Group, Stop, seconds};
+use crate::Result;
 use crate::agent::capture::{self, Capture};
 use crate::agent::context::Context;
 use crate::agent::env::{self, Place};
@@ -19,7 +20,6 @@ use crate::agent::progress::Watchdog;
 use crate::agent::store::Lease;
 use crate::agent::tree::{self, Family};
 use crate::protocol::{Cause, Event, Exit, GroupState, RankCommand, SessionCommand};
-use crate::Result;
 
 /// How a generation came to its end.
 #[derive(Debug)]
@@ -211,14 +211,20 @@ impl Group {
         survivors
     }
 
-    async fn end_tree(&self, live: &Generation, term_until: Instant, stop: &watch::Receiver<Option<Stop>>) -> Vec<u32> {
+    async fn end_tree(
+        &self,
+        live: &Generation,
+        term_until: Instant,
+        stop: &watch::Receiver<Option<Stop>>,
+    ) -> Vec<u32> {
         if mutant::is_on("no_tree_kill") {
             for rank in &live.ranks {
                 let _ = rank.tracked.process.signal(libc::SIGKILL);
             }
             return Vec::new();
         }
-        let family = || Family::Spawns(live.ranks.iter().map(|rank| rank.tracked.root()).collect::<HashMap<_, _>>());
+        let family =
+            || Family::Spawns(live.ranks.iter().map(|rank| rank.tracked.root()).collect::<HashMap<_, _>>());
         let until = || stop.borrow().as_ref().map_or(term_until, |stop| stop.deadline.min(term_until));
         let kill_s = self.context.limits.kill_s;
         tree::end(family, &self.context.registry, until, kill_s).await.1
@@ -233,7 +239,7 @@ impl Group {
         self.context.sessions.tell_group(self.plan.replica, &command);
         if matches!(self.plan.command, RankCommand::Shell { .. }) {
             let family = Family::Spawns(live.ranks.iter().map(|rank| rank.tracked.root()).collect());
-            for entry in tree::members(&family, &self.context.registry).values() {
+            for entry in tree::look(&family, &self.context.registry).members.values() {
                 tree::signal(entry, libc::SIGTERM);
             }
         } else {
@@ -241,18 +247,18 @@ impl Group {
                 let _ = rank.tracked.process.signal(libc::SIGTERM);
             }
         }
-        self.await_exits(live, stop.deadline).await;
+        self.await_exits(live, stop.deadline, true).await;
     }
 
     /// Waits for all ranks to end, until `deadline` or an earlier one of a stop; keeps telling what happens.
-    pub(super) async fn await_exits(&mut self, live: &mut Generation, deadline: Instant) {
+    pub(super) async fn await_exits(&mut self, live: &mut Generation, deadline: Instant, collateral: bool) {
         loop {
             let asked = self.stop.borrow_and_update().as_ref().map(|stop| stop.deadline);
             let until = asked.map_or(deadline, |asked| asked.min(deadline));
             tokio::select! {
                 biased;
                 exit = live.exits.join_next() => match exit {
-                    Some(Ok((rank, _))) => self.tell_exit(live, rank, true).await,
+                    Some(Ok((rank, _))) => self.tell_exit(live, rank, collateral).await,
                     Some(Err(_)) => {}
                     None => return,
                 },

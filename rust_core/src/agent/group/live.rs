@@ -9,7 +9,9 @@ use super::{Group, Message, Stop, seconds};
 use crate::agent::clock;
 use crate::agent::pidfd::Exited;
 use crate::agent::sessions::SessionEvent;
-use crate::protocol::{Cause, Event, Exit, Fault, GroupState, Injection, Progress, SessionCommand, SessionReport};
+use crate::protocol::{
+    Cause, Event, Exit, Fault, GroupState, Injection, Progress, SessionCommand, SessionReport,
+};
 
 const LOOK: Duration = Duration::from_millis(200);
 /// A look this late says that the agent itself was not running: silence then proves nothing.
@@ -61,7 +63,11 @@ impl Group {
         }
         let of = &live.ranks[index];
         if !of.is_finished() {
-            return Some(Cause::RankExited { rank, exit: exited.exit, early: early_if_0(exited.exit, of.early()) });
+            return Some(Cause::RankExited {
+                rank,
+                exit: exited.exit,
+                early: early_if_0(exited.exit, of.early()),
+            });
         }
         live.first_exit_0.get_or_insert_with(Instant::now);
         self.tell_exit(live, rank, false).await;
@@ -99,7 +105,8 @@ impl Group {
     pub(super) fn hear(&mut self, live: &mut Generation, message: Message) {
         let Message::Session { rank, generation, event } = message;
         let now_s = self.now_s();
-        let Some(of) = live.ranks.iter_mut().find(|r| r.rank == rank).filter(|_| generation == live.number) else {
+        let Some(of) = live.ranks.iter_mut().find(|r| r.rank == rank).filter(|_| generation == live.number)
+        else {
             return;
         };
         match event {
@@ -163,10 +170,11 @@ impl Group {
         let unknown = |rank: &super::rank::Rank| {
             rank.session.is_none() && !self.session_seen.get(rank.rank as usize).copied().unwrap_or(false)
         };
-        let late = live.ranks.iter().filter(|rank| rank.exit().is_none() && !rank.is_finished()).find_map(|rank| {
-            let watched = rank.session.as_ref().map_or_else(|| !unknown(rank), |session| session.open);
-            watched.then(|| rank.watchdog.verdict(now_s, &self.plan.recovery)).flatten()
-        });
+        let late =
+            live.ranks.iter().filter(|rank| rank.exit().is_none() && !rank.is_finished()).find_map(|rank| {
+                let watched = rank.session.as_ref().map_or_else(|| !unknown(rank), |session| session.open);
+                watched.then(|| rank.watchdog.verdict(now_s, &self.plan.recovery)).flatten()
+            });
         if late.is_some() {
             return late;
         }
@@ -190,7 +198,9 @@ impl Group {
 
     /// Carries out the faults that are due for a rank.
     fn rehearse(&mut self, live: &Generation, rank: u32) {
-        let Some(of) = live.ranks.iter().find(|r| r.rank == rank).filter(|r| r.exit().is_none()) else { return };
+        let Some(of) = live.ranks.iter().find(|r| r.rank == rank).filter(|r| r.exit().is_none()) else {
+            return;
+        };
         if live.ending {
             return;
         }
@@ -201,10 +211,13 @@ impl Group {
             let carried_out = match fault {
                 Fault::Kill => of.tracked.process.signal(libc::SIGKILL).is_ok(),
                 Fault::Hang => of.tracked.process.signal(libc::SIGSTOP).is_ok(),
-                Fault::Exit | Fault::Oom => self.context.sessions.tell(slot, &SessionCommand::Inject { fault }),
+                Fault::Exit | Fault::Oom => {
+                    self.context.sessions.tell(slot, &SessionCommand::Inject { fault })
+                }
             };
             if !carried_out {
-                let message = format!("injection {id} had no effect: rank {rank} has no session that could do it");
+                let message =
+                    format!("injection {id} had no effect: rank {rank} has no session that could do it");
                 self.emit(Event::Notice { replica: Some(replica), message });
             }
         }
@@ -222,6 +235,7 @@ impl Group {
             self.context.sessions.tell_group(replica, &SessionCommand::Release);
         }
         let stop = self.stop.borrow().clone();
+        let collateral = stop.is_some();
         let deadline = match stop {
             Some(Stop { deadline, reason }) => {
                 let grace_s = deadline.saturating_duration_since(Instant::now()).as_secs_f64();
@@ -231,7 +245,7 @@ impl Group {
             }
             None => Instant::now() + seconds(self.context.limits.drain_s),
         };
-        self.await_exits(live, deadline).await;
+        self.await_exits(live, deadline, collateral).await;
     }
 
     /// True once donors may leave; false when there are none left, or a stop came first.
