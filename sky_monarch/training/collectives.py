@@ -39,8 +39,8 @@ class _Flat:
 class GradientBuckets:
     """The gradients of some parameters, in flat buffers that are reduced bucket by bucket.
 
-    The parameters' own ``.grad`` stay as they are until :meth:`unpack`: a reduction that failed half-way can be done
-    again from the same local gradients. The flat buffers are the only copy.
+    The parameters' own ``.grad`` stay as they are until :meth:`unpack`: a reduction that failed half-way
+    can be done again from the same local gradients. The flat buffers are the only copy.
 
     Args:
         params: Those that require a gradient take part; all replicas must pass them in the same order.
@@ -93,7 +93,8 @@ class GradientBuckets:
                     view.zero_()
                 elif param.grad.is_sparse:
                     raise ConfigError(
-                        "a gradient is sparse; only dense ones are averaged", hint="build the embedding with sparse=False"
+                        "a gradient is sparse; only dense ones are averaged",
+                        hint="build the embedding with sparse=False",
                     )
                 else:
                     view.copy_(param.grad)
@@ -102,7 +103,8 @@ class GradientBuckets:
     def unpack(self) -> None:
         """Copy the buffers into the parameters' gradients.
 
-        A parameter that had no gradient here gets one: another replica may have used it, and all apply the same update.
+        A parameter that had no gradient here gets one: another replica may have used it, and all apply the
+        same update.
         """
         for flat in self._flats:
             for param, view in zip(flat.params, flat.views, strict=True):
@@ -114,15 +116,16 @@ class GradientBuckets:
     def average(self, manager: Manager, *, inner: dist.ProcessGroup | None = None) -> bool:
         """Average the buffers over the participants of the current quorum, in place.
 
-        A replica that heals takes part with zeros and is not counted. The divisor is the number of *participants*,
-        which changes when a replica leaves or joins: the average is right at every size.
+        A replica that heals takes part with zeros and is not counted. The divisor is the number of
+        *participants*, which changes when a replica leaves or joins: the average is right at every size.
 
         Args:
             manager: Its quorum must have been started.
             inner: The ranks of this replica group, averaged over first; None for groups of one rank.
 
         Returns:
-            False if a member left in mid-collective. The buffers are then undefined, and the manager votes no.
+            False if a member left in mid-collective. The buffers are then undefined, and the manager votes
+            no.
         """
         buckets = self.buckets
         if inner is not None:

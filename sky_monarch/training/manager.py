@@ -6,28 +6,52 @@ import logging
 import os
 import queue
 import threading
+import warnings
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any
 
-# TorchFT's Rust half reads this once, at import. Its INFO lines hold the lighthouse's URL, which holds a secret.
+# TorchFT's Rust half reads this once, at import. Its INFO lines hold the lighthouse's URL, which holds a
+# secret.
 os.environ.setdefault("RUST_LOG", "error")
 
-from torchft import Manager  # noqa: E402
+from torchft import Manager
+from torchft.manager import MANAGER_ADDR_KEY
+
+from sky_monarch.training.process_group import MeshSockets
 
 __all__ = ["SessionManager", "quiet_torchft"]
+
+
+_LONGEST_JOIN_S = 5.0
 
 
 class SessionManager(Manager):  # type: ignore[misc]  # torchft has no type information
     """A Manager whose quorum call cannot keep the process from exiting.
 
-    TorchFT runs it in a thread pool that Python joins at exit, and nothing ends a call under way: a rank that was asked
-    to leave while it waited would sit there for the whole quorum timeout.
+    TorchFT runs it in a thread pool that Python joins at exit, and nothing ends a call under way: a rank
+    that was asked to leave while it waited would sit there for the whole quorum timeout.
     """
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._executor = _DaemonExecutor("torchft_quorum")
+
+    def shutdown(self, wait: bool = True) -> None:
+        """Stop serving, and end a quorum call under way."""
+        if self.quorum_pending:
+            # A thread that comes back from native code while Python shuts down aborts the process, so it
+            # must come back before: the call goes to the group's own manager, and fails when its connection
+            # does.
+            host, _, port = self._manager_address().rpartition(":")
+            MeshSockets.find(-1, {(host.strip("[]"), int(port))}).cut()
+        super().shutdown(wait=False)
+        if wait:
+            self._executor.join(_LONGEST_JOIN_S)
+
+    def _manager_address(self) -> str:
+        address: str = self._store.get(MANAGER_ADDR_KEY).decode()
+        return address.removeprefix("http://").rstrip("/")
 
     @property
     def quorum_pending(self) -> bool:
@@ -64,6 +88,10 @@ class _DaemonExecutor(Executor):
         if wait:
             self._thread.join()
 
+    def join(self, timeout_s: float) -> None:
+        """Wait for the thread to end."""
+        self._thread.join(timeout_s)
+
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None:
             future, call = task
@@ -89,6 +117,8 @@ class _OneLine(logging.Filter):
 
 def quiet_torchft() -> None:
     """Reduce TorchFT's logging to one line a failure, shown at level INFO; the session reports failures itself."""
+    # Healing reads tensors out of bytes that nothing else holds; see PrivateHTTPTransport for the small ones.
+    warnings.filterwarnings("ignore", message="The given buffer is not writable")
     for name in ("torchft.manager", "torchft.process_group", "torchft.futures"):
         logger = logging.getLogger(name)
         if not any(isinstance(item, _OneLine) for item in logger.filters):

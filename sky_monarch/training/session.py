@@ -1,19 +1,18 @@
 """The training session: a recipe's loop, and what keeps it going while replicas die and return.
 
-    seed_everything(0)
-    model, optimizer = ...
-    with Session(model, optimizer, target_step=300, seed=0) as session:
-        while session.running:
-            loss = ...
-            loss.backward()
-            session.step_optimizer(metrics={"loss": loss})
+seed_everything(0)
+model, optimizer = ...
+with Session(model, optimizer, target_step=300, seed=0) as session:
+    while session.running:
+        loss = ...
+        loss.backward()
+        session.step_optimizer(metrics={"loss": loss})
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import random
 import signal
 import threading
 import time
@@ -23,27 +22,25 @@ from types import FrameType, TracebackType
 from typing import Any
 
 import torch
-from torch import distributed as dist
+import torch._dynamo  # a second of CPU that the first optimizer would cost; here a warm standby pays,
+before it is needed from torch import distributed as dist
 
 from sky_monarch.errors import CheckpointError, ConfigError, QuorumError, QuorumTimeoutError
 from sky_monarch.training.agent_link import AgentLink
-from sky_monarch.training.checkpoint import CheckpointFolder, CheckpointPlan
+from sky_monarch.training.checkpoint import CheckpointFolder, CheckpointPlan, snapshot
 from sky_monarch.training.collectives import BUCKET_BYTES, GradientBuckets
 from sky_monarch.training.digest import parameters_digest
 from sky_monarch.training.environment import RankEnvironment
 from sky_monarch.training.manager import SessionManager, quiet_torchft
+from sky_monarch.training.membership import LOCAL_ADDRESS, join_group, make_manager
 from sky_monarch.training.process_group import ResilientGloo
+from sky_monarch.training.seeding import batch_generator, seed_everything
 from sky_monarch.training.timeouts import Timeouts
-from sky_monarch.training.transport import PrivateHTTPTransport
-
-# The first optimizer made pulls this in, a second of CPU: here a warm standby pays for it before it is needed.
-import torch._dynamo  # isort: skip
 
 __all__ = ["Session", "seed_everything"]
 
 logger = logging.getLogger(__name__)
 
-_LOCAL = "127.0.0.1"
 # Failed votes in a row: from the third on the session waits before it asks again; at the last it gives up.
 _PATIENT_FAILURES, _MOST_FAILURES = 3, 100
 _LONGEST_BACKOFF_S = 1.0
@@ -52,31 +49,22 @@ _LINGER_ALONE_S = 2.0
 _DONOR_POLL_S = 0.1
 
 
-def seed_everything(seed: int) -> None:
-    """Seed Python's, NumPy's and torch's global generators: call it before the model is built, with one seed for all."""
-    random.seed(seed)
-    torch.manual_seed(seed)
-    with contextlib.suppress(ImportError):
-        import numpy as np
-
-        np.random.seed(seed % 2**32)  # noqa: NPY002
-
-
 class Session:
     """One rank of one replica group, training in step with the others.
 
-    Between two commits any other group may die, heal or join: gradients are averaged over whoever is there, a step that
-    a death interrupted is averaged again from the kept local gradients, and a group that comes back pulls its state from
-    a donor. Parameters are bit-equal on all groups after every commit.
+    Between two commits any other group may die, heal or join: gradients are averaged over whoever is there,
+    a step that a death interrupted is averaged again from the kept local gradients, and a group that comes
+    back pulls its state from a donor. Parameters are bit-equal on all groups after every commit.
 
     Args:
         model: Built after :func:`seed_everything`, so that all groups start from the same bits (checked).
         optimizer: Steps only when the quorum commits.
         target_step: The work is done when this step is committed; None for a loop that ends by itself.
-        seed: Of the run. The global generators go on with a stream of this rank's own; :meth:`generator` adds the step.
-        before_update: Called with the step being applied, once the averaged gradients are in place and before the
-            optimizer uses them: the place for a learning-rate schedule and for clipping. (Earlier, a group that
-            heals does not know its step.)
+        seed: Of the run. The global generators go on with a stream of this rank's own; :meth:`generator`
+            adds the step.
+        before_update: Called with the step being applied, once the averaged gradients are in place and
+            before the optimizer uses them: the place for a learning-rate schedule and for clipping.
+            (Earlier, a group that heals does not know its step.)
         retries: How often one step is averaged again from the kept gradients.
         bucket_bytes: Most bytes of one collective.
         timeouts: Longest waits; TorchFT's environment variables are applied on top.
@@ -168,8 +156,9 @@ class Session:
         Args:
             stream: For a second independent generator of the same step.
         """
-        place = ((self.step * 65_537 + self.replica) * 4_099 + self.rank) * 31 + stream
-        return torch.Generator().manual_seed((self._seed * 1_000_000_007 + place) % 2**63)
+        return batch_generator(
+            self._seed, step=self.step, replica=self.replica, rank=self.rank, stream=stream
+        )
 
     def digest(self) -> str:
         """SHA-256 of all parameters, as 64 hex digits: equal on all groups after each commit."""
@@ -181,7 +170,8 @@ class Session:
         Args:
             key: Any name, the same on all groups.
             load: Applies what ``save`` returned, on another process.
-            save: Called in another thread, during the forward pass: what it returns must not change before the commit.
+            save: Called in another thread, during the forward pass: what it returns must not change before
+                the commit.
 
         Raises:
             ConfigError: The key is taken, or the session has begun.
@@ -218,7 +208,7 @@ class Session:
             SystemExit: With code 0: this process was asked to leave, and is between two steps.
         """
         manager = self._entered()
-        self._link.rehearse_faults()
+        self._link.check()
         if self._begun:
             return True
         if self.drain_requested:
@@ -264,7 +254,7 @@ class Session:
             QuorumError: The lighthouse cannot be reached, or nothing was committed in a hundred attempts.
         """
         manager = self._in_step()
-        self._link.rehearse_faults()
+        self._link.check()
         for attempt in range(self._retries + 1):
             if not self._averaged:
                 self._reduce(manager)
@@ -306,10 +296,16 @@ class Session:
         """One attempt at averaging; False if it failed, and the vote will then be no."""
         self._await_quorum(manager)
         if self.finished:
-            # The donors have reached the target and reduce no more: voting no still applies the state they gave.
+            # The donors have reached the target and reduce no more: voting no still applies the state they
+            # gave.
             manager.report_error(QuorumError("healed to the target step"))
             return False
-        if self.step == 0 and manager.is_participating() and manager.errored() is None and not self._begin(manager):
+        if (
+            self.step == 0
+            and manager.is_participating()
+            and manager.errored() is None
+            and not self._begin(manager)
+        ):
             return False
         self._buckets.pack()
         return self._buckets.average(manager, inner=self._inner)
@@ -318,7 +314,8 @@ class Session:
         """Step 0, at every attempt and on every member: go on from a checkpoint, or check that all start equal."""
         restored = self._restore(manager)
         if restored:
-            # The lighthouse must hear of the new step, so this attempt ends here, also for a member that cannot read it.
+            # The lighthouse must hear of the new step, so this attempt ends here, also for a member that
+            # cannot read it.
             manager.report_error(QuorumError(f"continuing from the checkpoint of step {self.step}"))
             self._gloo.cut()
             return False
@@ -364,7 +361,9 @@ class Session:
         cause = error.original_exception if error is not None else "too few replicas"
         logger.info("step %d was not committed: %s", self.step, str(cause).split("\n", 1)[0])
         if self._failures >= _MOST_FAILURES:
-            raise QuorumError(f"nothing was committed in {self._failures} attempts; the last failed with: {cause}")
+            raise QuorumError(
+                f"nothing was committed in {self._failures} attempts; the last failed with: {cause}"
+            )
         return False
 
     def _commit(self, manager: SessionManager, metrics: Mapping[str, float | torch.Tensor]) -> None:
@@ -384,7 +383,7 @@ class Session:
         if self._leader and folder.due(self.step):
             state = {
                 "manager": manager.state_dict(),
-                "states": {key: _snapshot(save()) for key, (_, save) in self._states.items()},
+                "states": {key: snapshot(save()) for key, (_, save) in self._states.items()},
             }
             if not folder.save(self.step, state):
                 logger.warning("no checkpoint of step %d: the previous one is still being written", self.step)
@@ -417,12 +416,15 @@ class Session:
         seed_everything((self._seed + 1) * 1_000_003 + env.replica * 4_099 + env.rank)
         with contextlib.ExitStack() as undo:
             self._gloo = ResilientGloo(
-                address=_LOCAL,
+                address=LOCAL_ADDRESS,
                 timeout=timedelta(seconds=self._timeouts.collective_s),
                 connect_timeout=timedelta(seconds=self._timeouts.rendezvous_s),
             )
-            self._inner = self._join_group()
-            self._manager = self._make_manager(undo)
+            self._inner, store = join_group(env, self._timeouts)
+            self._store = store  # ours to keep alive, where this rank serves it
+            self._manager = make_manager(env, self._timeouts, self._gloo, store, undo)
+            for key, (load, save) in self._states.items():
+                self._manager.register_state_dict_fn(key, load, save)
             self._link = AgentLink(env, target_step=self._target_step, on_dead=self._gloo.declare_dead)
             undo.callback(self._link.close)
             if threading.current_thread() is threading.main_thread():
@@ -430,62 +432,6 @@ class Session:
                 undo.callback(signal.signal, signal.SIGTERM, previous)
             self._resources = undo.pop_all()
         return self
-
-    def _join_group(self) -> dist.ProcessGroup | None:
-        """The ranks of this replica group; None where this rank is alone."""
-        env = self._env
-        if env.store is None:
-            self._store = dist.TCPStore(_LOCAL, 0, is_master=True, wait_for_workers=False)
-            return None
-        if not dist.is_initialized():
-            dist.init_process_group(
-                "gloo",
-                init_method="env://",
-                rank=env.rank,
-                world_size=env.world_size,
-                timeout=timedelta(seconds=self._timeouts.collective_s),
-            )
-        return dist.group.WORLD
-
-    def _make_manager(self, undo: contextlib.ExitStack) -> SessionManager:
-        env, timeouts = self._env, self._timeouts
-        lighthouse = env.lighthouse
-        if lighthouse is None:
-            from torchft.coordination import LighthouseServer
-
-            server = LighthouseServer(bind=f"{_LOCAL}:0", min_replicas=1, join_timeout_ms=100)
-            undo.callback(server.shutdown)
-            lighthouse = f"http://{_LOCAL}:{server.address().rpartition(':')[2]}"  # it advertises the host's name
-        token = env.agent.token if env.agent is not None else lighthouse
-        host, port = env.store or (_LOCAL, self._store.port)
-        try:
-            manager = SessionManager(
-                pg=self._gloo,
-                load_state_dict=None,
-                state_dict=None,
-                min_replica_size=env.min_replicas,
-                timeout=timedelta(seconds=timeouts.transfer_s),
-                quorum_timeout=timedelta(seconds=timeouts.quorum_s),
-                connect_timeout=timedelta(seconds=timeouts.dial_s),
-                rank=env.rank,
-                world_size=env.world_size,
-                store_addr=host,
-                store_port=port,
-                lighthouse_addr=lighthouse,
-                replica_id=env.replica_id,
-                hostname=_LOCAL,
-                checkpoint_transport=PrivateHTTPTransport(
-                    token=token, address=_LOCAL, timeout=timedelta(seconds=timeouts.transfer_s)
-                ),
-                init_sync=False,
-                quorum_retries=timeouts.quorum_retries,
-            )
-        except (RuntimeError, TimeoutError) as error:
-            raise ConfigError(f"cannot reach the lighthouse or the group's store: {error}") from error
-        undo.callback(manager.shutdown, wait=False)
-        for key, (load, save) in self._states.items():
-            manager.register_state_dict_fn(key, load, save)
-        return manager
 
     def _on_sigterm(self, signum: int, frame: FrameType | None) -> None:  # noqa: ARG002
         self._drain.set()
@@ -497,7 +443,11 @@ class Session:
     ) -> None:
         """Leave the quorum. After the target step: first stay as a donor until the agent says that nobody needs one."""
         try:
-            if kind is None and self._checkpoints is not None and not self._checkpoints.wait(self._release_limit_s):
+            if (
+                kind is None
+                and self._checkpoints is not None
+                and not self._checkpoints.wait(self._release_limit_s)
+            ):
                 logger.warning("left while a checkpoint was still being written")
             if kind is None and self._target_step is not None and self.finished:
                 self._stay_as_donor(self._entered())
@@ -516,14 +466,3 @@ class Session:
                 manager.start_quorum()
             if self._link.released.wait(_DONOR_POLL_S):
                 return
-
-
-def _snapshot(state: Any) -> Any:
-    """A copy of ``state`` that training does not change: tensors cloned to the CPU, containers rebuilt."""
-    if isinstance(state, torch.Tensor):
-        return state.detach().to("cpu", copy=True)
-    if isinstance(state, Mapping):
-        return {key: _snapshot(value) for key, value in state.items()}
-    if isinstance(state, list | tuple):
-        return type(state)(_snapshot(value) for value in state) if type(state) in (list, tuple) else list(state)
-    return state

@@ -26,9 +26,10 @@ _RETRY_PAUSE_S = 0.25
 class Timeouts:
     """Seconds, each the longest wait for one thing.
 
-    ``rendezvous x 5 < transfer <= collective < quorum`` and ``heartbeat + join < quorum``: each layer must outlast the
-    one whose failure it is to notice. A healing joiner that may take longer than its peers' allreduce, or a stuck
-    allreduce that may outlast its peers' wait for the quorum, would make healthy replicas fail.
+    ``rendezvous x 5 < transfer <= collective < quorum`` and ``heartbeat + join < quorum``: each layer must
+    outlast the one whose failure it is to notice. A healing joiner that may take longer than its peers'
+    allreduce, or a stuck allreduce that may outlast its peers' wait for the quorum, would make healthy
+    replicas fail.
     """
 
     rendezvous_s: float = 4.0
@@ -52,7 +53,8 @@ class Timeouts:
 
     @classmethod
     def derive(cls, base: Timeouts | None = None, env: Mapping[str, str] = os.environ) -> Timeouts:
-        """The timeouts in force: ``base``, with TorchFT's environment variables on top as TorchFT applies them.
+        """The timeouts in force: ``base``, with TorchFT's environment variables on top as TorchFT applies
+        them.
 
         Raises:
             ConfigError: A variable is not a positive whole number, or the order does not hold.
@@ -62,7 +64,9 @@ class Timeouts:
             if name in env:
                 timeouts = replace(timeouts, **{field: float(_whole_number(name, env[name], least=1))})
         if _RETRIES_ENV in env:
-            timeouts = replace(timeouts, quorum_retries=_whole_number(_RETRIES_ENV, env[_RETRIES_ENV], least=0))
+            timeouts = replace(
+                timeouts, quorum_retries=_whole_number(_RETRIES_ENV, env[_RETRIES_ENV], least=0)
+            )
         if "TORCHFT_QUORUM_TIMEOUT_SEC" in env and timeouts.first_quorum_s < timeouts.quorum_s:
             timeouts = replace(timeouts, first_quorum_s=timeouts.quorum_s)
         timeouts.validate()

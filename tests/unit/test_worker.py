@@ -39,7 +39,9 @@ def run_directly(command: Sequence[str], cwd: Path, **env: str) -> subprocess.Co
 class Standby:
     """A standby process and the agent's end of its descriptor 3."""
 
-    def __init__(self, command: Sequence[str], cwd: Path, *, preload: str = "", options: Sequence[str] = ()) -> None:
+    def __init__(
+        self, command: Sequence[str], cwd: Path, *, preload: str = "", options: Sequence[str] = ()
+    ) -> None:
         self.agent, theirs = socket.socketpair()
         argv = [sys.executable, "-m", "sky_monarch.worker", "--standby"]
         argv += ["--preload", preload] if preload else []
@@ -151,8 +153,12 @@ def test_a_script_ends_as_it_ends_when_python_runs_it(scripts: Path, body: str) 
     assert_alike(["sub/case.py"], scripts)
 
 
-@pytest.mark.parametrize("command", [["nosuch.py"], ["-m", "nosuch"], ["sub"], ["-m", "sub.nosuch"]], ids=" ".join)
-def test_a_script_that_is_not_there_is_reported_as_python_reports_it(scripts: Path, command: list[str]) -> None:
+@pytest.mark.parametrize(
+    "command", [["nosuch.py"], ["-m", "nosuch"], ["sub"], ["-m", "sub.nosuch"]], ids=" ".join
+)
+def test_a_script_that_is_not_there_is_reported_as_python_reports_it(
+    scripts: Path, command: list[str]
+) -> None:
     assert assert_alike(command, scripts).returncode != 0
 
 
@@ -172,7 +178,9 @@ def test_spawned_children_find_the_main_module(scripts: Path) -> None:
 
 
 def test_preload_happens_before_the_promotion_and_with_the_scripts_own_path(scripts: Path) -> None:
-    (scripts / "sub" / "case.py").write_text("import sys; print('sibling' in sys.modules, 'decimal' in sys.modules)")
+    (scripts / "sub" / "case.py").write_text(
+        "import sys; print('sibling' in sys.modules, 'decimal' in sys.modules)"
+    )
     standby = Standby(["sub/case.py"], scripts, preload="sibling,decimal,nosuchmodule")
     done = standby.promote()
     assert done.stdout == "True True\n"
@@ -219,7 +227,15 @@ def test_a_waiting_standby_has_one_thread_and_no_torch(scripts: Path) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [[], ["python"], ["python", "-c", "pass"], ["python", "-m"], ["python", "-"], ["python", "-O"], ["python", "x.pyc"]],
+    [
+        [],
+        ["python"],
+        ["python", "-c", "pass"],
+        ["python", "-m"],
+        ["python", "-"],
+        ["python", "-O"],
+        ["python", "x.pyc"],
+    ],
     ids=" ".join,
 )
 def test_a_command_that_cannot_run_warm_is_refused(command: list[str]) -> None:
