@@ -1,5 +1,4 @@
-"""A warm standby: a process that has imported what the job needs, and runs the job's script when it is told
-to.
+"""A warm standby: a process that has imported what the job needs, and runs its script when it is told to.
 
 ``python -m sky_monarch.worker --standby [--preload a,b] -- python x.py args`` (or ``-- python -m mod args``)
 

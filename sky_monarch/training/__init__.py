@@ -8,6 +8,7 @@ TorchFT.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 __all__ = ["GradientBuckets", "ResilientGloo", "Session", "Timeouts", "seed_everything"]
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from sky_monarch.training.seeding import seed_everything
     from sky_monarch.training.session import Session
     from sky_monarch.training.timeouts import Timeouts
+
+# TorchFT's Rust half reads this once, at import. Its INFO lines show the lighthouse's URL, which holds a secret.
+os.environ.setdefault("RUST_LOG", "error")
 
 _HOME = {
     "GradientBuckets": "collectives",

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 import queue
 import threading
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any
-
-# TorchFT's Rust half reads this once, at import. Its INFO lines hold the lighthouse's URL, which holds a
-# secret.
-os.environ.setdefault("RUST_LOG", "error")
 
 from torchft import Manager
 from torchft.manager import MANAGER_ADDR_KEY

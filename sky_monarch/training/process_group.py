@@ -73,7 +73,7 @@ def _is_listening(sock: socket.socket) -> bool:
 
 
 def _open_fds() -> list[int]:
-    return [int(name) for name in os.listdir("/proc/self/fd")]
+    return [int(name) for name in os.listdir("/proc/self/fd")]  # noqa: PTH208
 
 
 def _listeners() -> dict[int, Address]:
@@ -170,8 +170,7 @@ class ResilientGloo(ProcessGroupGloo):  # type: ignore[misc]  # torchft has no t
         self._rendezvous: _Rendezvous | None = None
 
     def declare_dead(self, quorum_id: int) -> None:
-        """A member of every quorum up to ``quorum_id`` is dead: nothing of those quorums can succeed any
-        more.
+        """A member of every quorum up to ``quorum_id`` is dead: nothing of those can succeed any more.
 
         May be called from any thread, late and repeatedly: newer quorums are not touched.
         """

@@ -11,7 +11,10 @@ __all__ = ["batch_generator", "seed_everything"]
 
 
 def seed_everything(seed: int) -> None:
-    """Seed Python's, NumPy's and torch's global generators: call it before the model is built, with one seed for all."""
+    """Seed Python's, NumPy's and torch's global generators.
+
+    Call it before the model is built, with one seed for all replicas.
+    """
     random.seed(seed)
     torch.manual_seed(seed)
     with contextlib.suppress(ImportError):

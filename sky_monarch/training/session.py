@@ -22,8 +22,8 @@ from types import FrameType, TracebackType
 from typing import Any
 
 import torch
-import torch._dynamo  # a second of CPU that the first optimizer would cost; here a warm standby pays,
-before it is needed from torch import distributed as dist
+import torch._dynamo  # the first optimizer would import it: a second of CPU that a warm standby pays early
+from torch import distributed as dist
 
 from sky_monarch.errors import CheckpointError, ConfigError, QuorumError, QuorumTimeoutError
 from sky_monarch.training.agent_link import AgentLink
@@ -137,7 +137,7 @@ class Session:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this is the one rank of the last committed step that does what is done once (evaluate, save)."""
+        """Whether this rank does what is done once, such as an evaluation: one of the last committed step."""
         return self._leader
 
     @property
@@ -311,7 +311,7 @@ class Session:
         return self._buckets.average(manager, inner=self._inner)
 
     def _begin(self, manager: SessionManager) -> bool:
-        """Step 0, at every attempt and on every member: go on from a checkpoint, or check that all start equal."""
+        """Each attempt at step 0, on every member: go on from a checkpoint, or check that all are equal."""
         restored = self._restore(manager)
         if restored:
             # The lighthouse must hear of the new step, so this attempt ends here, also for a member that
@@ -441,7 +441,7 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave the quorum. After the target step: first stay as a donor until the agent says that nobody needs one."""
+        """Leave the quorum; after the target step first stay as a donor until nobody needs one."""
         try:
             if (
                 kind is None

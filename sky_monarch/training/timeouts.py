@@ -49,12 +49,11 @@ class Timeouts:
     join_s: float = 60.0
     """The lighthouse's: how long a first quorum waits for more members."""
     quorum_retries: int = math.ceil(quorum_s / _RETRY_PAUSE_S)
-    """Tries to reach a lighthouse that is being restarted; with TorchFT's default of 0, its death is everybody's."""
+    """Tries to reach a lighthouse that is being restarted; with none (TorchFT's default) its death is fatal."""
 
     @classmethod
     def derive(cls, base: Timeouts | None = None, env: Mapping[str, str] = os.environ) -> Timeouts:
-        """The timeouts in force: ``base``, with TorchFT's environment variables on top as TorchFT applies
-        them.
+        """The timeouts in force: ``base``, under TorchFT's environment variables.
 
         Raises:
             ConfigError: A variable is not a positive whole number, or the order does not hold.

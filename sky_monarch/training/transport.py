@@ -71,8 +71,7 @@ class PrivateHTTPTransport(HTTPTransport[Any]):  # type: ignore[misc]  # torchft
         """What only a holder of the token can compute for this request."""
         return hmac.new(self._key, f"{purpose}\n{nonce}\n{path}".encode(), hashlib.sha256).hexdigest()
 
-    def recv_checkpoint(self, src_rank: int, metadata: str, step: int, timeout: timedelta) -> Any:  # noqa:
-    ARG002
+    def recv_checkpoint(self, src_rank: int, metadata: str, step: int, timeout: timedelta) -> Any:
         """Fetch the state of ``step`` from the donor at ``metadata``.
 
         Raises:

@@ -7,6 +7,7 @@ At the end it compares itself, on files that it has not seen, with two tables of
 common is each byte) and the bigram (how common is each byte after each other byte).
 """
 
+# ruff: noqa: N803, N806, T201  # suffixes of tensors name their shapes; a recipe prints
 from __future__ import annotations
 
 import argparse
@@ -199,11 +200,13 @@ def main() -> None:
         )
         if session.is_leader:
             with session.pause("held-out evaluation", limit_s=120):
-                print(  # noqa: T201
-                    f"held-out loss {held_out_loss(model, held_out_B):.3f} nats a byte "
-                    f"(unigram {unigram_loss(train_B, held_out_B):.3f}, bigram {bigram_loss(train_B,
-                    held_out_B):.3f}), " f"parameters {session.digest()[:16]}", flush=True,
-                )
+                loss_held_out = held_out_loss(model, held_out_B)
+                unigram, bigram = unigram_loss(train_B, held_out_B), bigram_loss(train_B, held_out_B)
+            print(
+                f"held-out loss {loss_held_out:.3f} nats a byte (unigram {unigram:.3f}, bigram {bigram:.3f}), "
+                f"parameters {session.digest()[:16]}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":
