@@ -14,8 +14,10 @@ from typing import Any, Final, Literal, final
 __all__ = [
     "PROTOCOL_VERSION",
     "AgentClient",
+    "ChannelClient",
     "ChannelServer",
     "LighthouseClient",
+    "LighthouseControl",
     "error_kinds",
     "raise_kind",
     "run_agent",
@@ -71,8 +73,57 @@ class ChannelServer:
             FrameTooLargeError: The command, or the queue of a peer that does not keep up, exceeds its bound.
         """
 
+    def disconnect(self, connection: int, reason: str) -> None:
+        """Hang up on one peer, after what is queued for it; nothing happens where it is gone.
+
+        Raises:
+            ChannelClosedError: The server was closed.
+        """
+
     def close(self) -> None:
         """Stop listening and hang up, after what is queued (2 s at most). Does nothing the second time."""
+
+@final
+class ChannelClient:
+    """One connection that says whatever it is told to: for simulated agents, and hostile ones."""
+
+    def __new__(
+        cls, address: str, token: str, run_id: str, hello: Mapping[str, Any], timeout_s: float
+    ) -> ChannelClient:
+        """Dial ``address``.
+
+        Args:
+            address: Where the peer listens.
+            token: Secret of the run.
+            run_id: The run.
+            hello: Who dials: ``{"role": "agent", ...}`` or ``{"role": "session", ...}``.
+            timeout_s: Longest wait for the peer's answer, in seconds.
+
+        Raises:
+            ConfigError: The address or ``hello`` cannot be used.
+            PeerRefusedError: The peer does not want us; the message says why.
+            ChannelClosedError: Nobody listens.
+            ChannelTimeoutError: Nobody answers.
+        """
+
+    def send(self, message: object) -> None:
+        """Send anything that msgpack can hold; waits while the peer does not keep up, 10 s at most.
+
+        Raises:
+            ChannelClosedError: The connection is gone.
+            ChannelTimeoutError: The peer does not keep up.
+            FrameTooLargeError: It exceeds the bound of a frame.
+        """
+
+    def recv(self, timeout_s: float) -> Any:
+        """Wait for the next message; None after ``timeout_s``.
+
+        Raises:
+            ChannelClosedError: The connection is gone and everything was received.
+        """
+
+    def close(self) -> None:
+        """Hang up, after what is queued (2 s at most). Does nothing the second time."""
 
 @final
 class AgentClient:
@@ -199,6 +250,46 @@ class LighthouseClient:
             ChannelClosedError: The lighthouse is away.
             PeerRefusedError: The lighthouse does not know us (any more).
             QuorumError: Anything else that the lighthouse says.
+        """
+
+@final
+class LighthouseControl:
+    """Tells our lighthouse who died; dials with the first call, and anew where the line broke."""
+
+    def __new__(cls, address: str, token: str, run_id: str) -> LighthouseControl:
+        """Nothing is dialled yet.
+
+        Args:
+            address: Control channel of the lighthouse.
+            token: Secret of the run.
+            run_id: The run.
+
+        Raises:
+            ConfigError: The address cannot be used.
+        """
+
+    def evict(self, replica: int, generation: int, timeout_s: float) -> int | None:
+        """Take every generation of ``replica`` up to ``generation`` out of the quorum, for good.
+
+        Args:
+            replica: Replica group.
+            generation: Newest generation that is over.
+            timeout_s: Longest wait, tries at a lighthouse that is down included.
+
+        Returns:
+            Id of the last quorum that held one of them; None where no quorum did.
+
+        Raises:
+            ChannelTimeoutError: No answer within ``timeout_s``. To repeat it is harmless.
+            PeerRefusedError: The token or the run is another's.
+        """
+
+    def state(self, timeout_s: float) -> str:
+        """Everything the lighthouse knows, as JSON text.
+
+        Raises:
+            ChannelTimeoutError: No answer within ``timeout_s``.
+            PeerRefusedError: The token or the run is another's.
         """
 
 def run_agent(config_json: str) -> int:

@@ -212,7 +212,9 @@ async fn dial(
     credentials: &Credentials,
     limit: Duration,
 ) -> Result<SessionChannel> {
-    channel::connect(address, peer.clone(), credentials, &Limits::default(), limit).await
+    // Few places: what waits in the queue is no longer the latest.
+    let limits = Limits { queue: 4, ..Limits::default() };
+    channel::connect(address, peer.clone(), credentials, &limits, limit).await
 }
 
 /// The task behind an [`AgentClient`].

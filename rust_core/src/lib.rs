@@ -4,6 +4,7 @@ pub mod actor;
 pub mod agent_client;
 pub mod channel;
 pub mod error;
+pub mod lighthouse;
 pub mod lighthouse_client;
 pub mod protocol;
 pub mod torchft;

@@ -65,6 +65,11 @@ pub enum Peer {
         /// Step at which its work is done; none where the script does not know one.
         target_step: Option<u64>,
     },
+    /// Whoever evicts, dialling the lighthouse's control channel (`lighthouse::protocol`).
+    Supervisor {
+        /// Pid of the dialling process.
+        pid: u32,
+    },
 }
 
 /// Answer to [`Hello`].
@@ -227,12 +232,61 @@ pub struct Recovery {
     pub backoff_max_s: f64,
     /// Longest time from a generation's start to its first commit; none: unlimited.
     pub startup_limit_s: Option<f64>,
-    /// Longest time between two commits; none: unlimited. Applies to ranks with a session only.
-    pub progress_limit_s: Option<f64>,
+    /// Longest time between two commits. Applies to ranks with a session only.
+    #[serde(default)]
+    pub progress_limit_s: ProgressLimit,
     /// Time between TERM and KILL when a generation is replaced or stopped.
     pub grace_s: f64,
     /// Warm standbys per slot: 0 or 1.
     pub standby: u32,
+}
+
+/// Longest time between two commits. On the wire: `"off"`, `"auto"` or a number of seconds; `null` is `"off"`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(from = "ProgressLimitForm", into = "ProgressLimitForm")]
+pub enum ProgressLimit {
+    /// Unlimited.
+    #[default]
+    Off,
+    /// The longer of 60 s and ten times the median step.
+    Auto,
+    /// This many seconds.
+    Seconds(f64),
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum ProgressLimitForm {
+    Seconds(f64),
+    Word(ProgressLimitWord),
+    Null(Option<()>),
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum ProgressLimitWord {
+    Off,
+    Auto,
+}
+
+impl From<ProgressLimitForm> for ProgressLimit {
+    fn from(form: ProgressLimitForm) -> Self {
+        match form {
+            ProgressLimitForm::Seconds(limit_s) => Self::Seconds(limit_s),
+            ProgressLimitForm::Word(ProgressLimitWord::Auto) => Self::Auto,
+            ProgressLimitForm::Word(ProgressLimitWord::Off) | ProgressLimitForm::Null(_) => Self::Off,
+        }
+    }
+}
+
+impl From<ProgressLimit> for ProgressLimitForm {
+    fn from(limit: ProgressLimit) -> Self {
+        match limit {
+            ProgressLimit::Seconds(limit_s) => Self::Seconds(limit_s),
+            ProgressLimit::Auto => Self::Word(ProgressLimitWord::Auto),
+            ProgressLimit::Off => Self::Word(ProgressLimitWord::Off),
+        }
+    }
 }
 
 /// A fault to rehearse, once per run.

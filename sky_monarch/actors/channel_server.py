@@ -77,6 +77,14 @@ class ChannelServer:
         """
         self._core.send(connection, command)
 
+    def disconnect(self, connection: int, reason: str) -> None:
+        """Hang up on one agent, after what is queued for it; nothing happens where it is gone.
+
+        Raises:
+            ChannelClosedError: The server was closed.
+        """
+        self._core.disconnect(connection, reason)
+
     def close(self) -> None:
         """Stop listening and hang up, after what is queued (2 s at most). Does nothing the second time."""
         self._core.close()

@@ -73,6 +73,13 @@ impl ChannelServer {
         self.with(py, "send a command", |server| server.send(connection, &command))
     }
 
+    fn disconnect(&self, py: Python<'_>, connection: ConnectionId, reason: &str) -> PyResult<()> {
+        self.with(py, "disconnect a peer", |server| {
+            server.disconnect(connection, reason);
+            Ok(())
+        })
+    }
+
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let Some(server) = self.server.here() else { return Ok(()) };
         let server = server.lock().unwrap_or_else(PoisonError::into_inner).take();

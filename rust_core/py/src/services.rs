@@ -1,26 +1,19 @@
 //! The two services that run as processes of their own: agent and lighthouse.
 
 use pyo3::prelude::*;
+use sky_monarch_core::lighthouse;
 use tracing_subscriber::EnvFilter;
 
 use crate::error::to_python;
-use pending::{agent, lighthouse};
+use pending::agent;
 
-/// Stands in until the services are part of the core.
+/// Stands in until the agent is part of the core.
 mod pending {
     pub mod agent {
         use sky_monarch_core::{Error, ErrorKind, Result};
 
         pub fn run(_config: &str) -> Result<i32> {
             Err(Error::new(ErrorKind::InvalidInput, "run the agent", "this build has none"))
-        }
-    }
-
-    pub mod lighthouse {
-        use sky_monarch_core::{Error, ErrorKind, Result};
-
-        pub fn run(_config: &str) -> Result<i32> {
-            Err(Error::new(ErrorKind::InvalidInput, "run the lighthouse", "this build has none"))
         }
     }
 }

@@ -90,6 +90,14 @@ where
 }
 
 impl<Out, In> Server<Out, In> {
+    /// Closes one connection, after what is queued for it; nothing happens where it is gone.
+    pub fn disconnect(&self, connection: ConnectionId, reason: &str) {
+        let sender = lock(&self.senders).get(&connection).cloned();
+        if let Some(sender) = sender {
+            sender.close(reason);
+        }
+    }
+
     /// Where it listens.
     pub const fn address(&self) -> &Address {
         &self.address
@@ -160,7 +168,7 @@ async fn serve<Out, In>(
             keep(id, peer, channel, senders, queue, ready, &mut closing).await;
         });
     }
-    drop(listener);
+    listener.close().await;
     while connections.join_next().await.is_some() {}
 }
 

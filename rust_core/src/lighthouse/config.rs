@@ -1,0 +1,185 @@
+//! `lighthouse.json`: what one lighthouse is told at its start.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::quorum::Options;
+use crate::{Error, ErrorKind, Result};
+
+const OPERATION: &str = "read the lighthouse's configuration";
+
+/// Configuration as written by the launcher. Unknown keys are refused: they would be ignored wishes.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Run that this lighthouse serves.
+    pub run_id: String,
+    /// Path of `private.json`, which holds the run's token; none: no authentication, loopback only.
+    #[serde(default)]
+    pub private: Option<PathBuf>,
+    /// Address to bind where no listening socket is inherited.
+    #[serde(default = "default_listen")]
+    pub listen: SocketAddr,
+    /// Address of the control channel, `unix:<path>`; none: nobody can evict.
+    #[serde(default)]
+    pub control: Option<String>,
+    /// File that keeps quorum ids and fences over restarts; none: they last as long as the process.
+    #[serde(default)]
+    pub state: Option<PathBuf>,
+    /// Never form a quorum of fewer groups.
+    pub min_replicas: usize,
+    /// Groups that a start waits for; `min_replicas` where absent.
+    #[serde(default)]
+    pub expect: Option<usize>,
+    /// Longest wait of a start, seconds.
+    #[serde(default = "default_join_timeout_s")]
+    pub join_timeout_s: f64,
+    /// Silence after which a group counts as gone without being evicted, seconds.
+    #[serde(default = "default_heartbeat_timeout_s")]
+    pub heartbeat_timeout_s: f64,
+    /// Niceness to take, -20 to 19.
+    #[serde(default)]
+    pub nice: Option<i32>,
+    /// Which lighthouse the run uses; only `sky-monarch` is ours.
+    #[serde(default = "default_kind")]
+    pub kind: String,
+}
+
+fn default_listen() -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], 0))
+}
+
+fn default_join_timeout_s() -> f64 {
+    60.0
+}
+
+fn default_heartbeat_timeout_s() -> f64 {
+    5.0
+}
+
+fn default_kind() -> String {
+    "sky-monarch".into()
+}
+
+impl Config {
+    /// Parses and checks `json`; touches nothing.
+    pub fn parse(json: &str) -> Result<Self> {
+        let config: Self = serde_json::from_str(json).map_err(|error| invalid(error.to_string()))?;
+        let options = config.options()?;
+        if options.min_replicas == 0 {
+            return Err(invalid("min_replicas is 0; it must be at least 1"));
+        }
+        if options.expect < options.min_replicas {
+            let (expect, min_replicas) = (options.expect, options.min_replicas);
+            return Err(invalid(format!("expect is {expect}, less than min_replicas ({min_replicas})")));
+        }
+        if config.run_id.is_empty() {
+            return Err(invalid("run_id is empty"));
+        }
+        if config.kind != "sky-monarch" {
+            return Err(invalid(format!("kind is '{}'; this lighthouse is 'sky-monarch'", config.kind)));
+        }
+        if config.nice.is_some_and(|nice| !(-20..=19).contains(&nice)) {
+            return Err(invalid("nice is outside -20..19"));
+        }
+        Ok(config)
+    }
+
+    /// The rules' knobs.
+    pub fn options(&self) -> Result<Options> {
+        Ok(Options {
+            min_replicas: self.min_replicas,
+            expect: self.expect.unwrap_or(self.min_replicas),
+            join_timeout: seconds("join_timeout_s", self.join_timeout_s, 0.0)?,
+            heartbeat_timeout: seconds("heartbeat_timeout_s", self.heartbeat_timeout_s, 0.05)?,
+        })
+    }
+
+    /// The run's token, read from `private`.
+    pub fn read_token(&self) -> Result<Option<String>> {
+        self.private.as_deref().map(token_in).transpose()
+    }
+}
+
+/// The part of `private.json` that concerns the lighthouse.
+#[derive(Deserialize)]
+struct Private {
+    token: String,
+}
+
+fn token_in(path: &Path) -> Result<String> {
+    const OPERATION: &str = "read the run's token";
+    let named =
+        |why: &str| Error::new(ErrorKind::InvalidInput, OPERATION, format!("{}: {why}", path.display()));
+    let text = std::fs::read_to_string(path).map_err(|error| named(&error.to_string()).with_source(error))?;
+    // serde's message would quote the file, and with it the token
+    let private: Private =
+        serde_json::from_str(&text).map_err(|_| named("no JSON object with a text 'token'"))?;
+    if private.token.is_empty() {
+        return Err(named("the token is empty"));
+    }
+    Ok(private.token)
+}
+
+fn seconds(name: &str, value: f64, least: f64) -> Result<Duration> {
+    const DAY_S: f64 = 86_400.0;
+    if !(least..=DAY_S).contains(&value) {
+        return Err(invalid(format!("{name} is {value}; it must be {least} to {DAY_S}")));
+    }
+    Ok(Duration::from_secs_f64(value))
+}
+
+fn invalid(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidInput, OPERATION, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_out_takes_its_default() {
+        let config = Config::parse(r#"{"run_id": "a", "min_replicas": 2}"#).expect("parses");
+        let options = config.options().expect("options");
+        assert_eq!((options.min_replicas, options.expect), (2, 2));
+        assert_eq!(options.heartbeat_timeout, Duration::from_secs(5));
+        assert!(config.listen.ip().is_loopback());
+    }
+
+    #[test]
+    fn what_cannot_be_used_is_refused_by_name() {
+        let cases = [
+            (r#"{"run_id": "a"}"#, "min_replicas"),
+            (r#"{"run_id": "a", "min_replicas": 0}"#, "min_replicas"),
+            (r#"{"run_id": "a", "min_replicas": 2, "expect": 1}"#, "expect"),
+            (r#"{"run_id": "a", "min_replicas": 1, "join_timeout_s": -1}"#, "join_timeout_s"),
+            (r#"{"run_id": "a", "min_replicas": 1, "join_timeout_s": 1e300}"#, "join_timeout_s"),
+            (r#"{"run_id": "a", "min_replicas": 1, "heartbeat_timeout_s": 0}"#, "heartbeat_timeout_s"),
+            (r#"{"run_id": "a", "min_replicas": 1, "nice": 20}"#, "nice"),
+            (r#"{"run_id": "a", "min_replicas": 1, "min_replica": 1}"#, "min_replica"),
+            (r#"{"run_id": "a", "min_replicas": 1, "listen": "localhost"}"#, "socket address"),
+            (r#"{"run_id": "a", "min_replicas": 1, "kind": "torchft"}"#, "kind"),
+            (r#"{"run_id": "", "min_replicas": 1}"#, "run_id"),
+        ];
+        for (json, named) in cases {
+            let error = Config::parse(json).expect_err(json);
+            assert_eq!(error.kind(), ErrorKind::InvalidInput);
+            assert!(error.to_string().contains(named), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_broken_private_file_is_reported_without_its_content() {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join("private.json");
+        std::fs::write(&path, r#"{"token": ["s3cret"]}"#).expect("written");
+        let error = token_in(&path).expect_err("no text");
+        assert!(
+            error.to_string().contains("private.json") && !format!("{error:?}").contains("s3cret"),
+            "{error:?}"
+        );
+    }
+}

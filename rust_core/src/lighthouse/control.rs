@@ -1,0 +1,64 @@
+//! The control channel: supervisors tell who died. Unix socket, token, one answer a request.
+
+use std::time::Instant;
+
+use tokio::task::JoinSet;
+
+use super::protocol::{LighthouseAnswer, LighthouseCommand, LighthouseReply, LighthouseRequest};
+use super::service::Shared;
+use crate::channel::{Listener, Pending};
+use crate::protocol::Peer;
+use crate::{Error, ErrorKind, Result};
+
+/// Serves supervisors until the listener ends, which is an error.
+pub async fn serve(mut listener: Listener, shared: Shared) -> Result<()> {
+    let mut supervisors = JoinSet::new();
+    loop {
+        tokio::select! {
+            pending = listener.accept() => {
+                let pending = pending?;
+                let shared = shared.clone();
+                supervisors.spawn(async move {
+                    if let Err(error) = converse(pending, &shared).await {
+                        tracing::debug!(%error, "a supervisor left");
+                    }
+                });
+            }
+            Some(_) = supervisors.join_next() => {}
+        }
+    }
+}
+
+async fn converse(pending: Pending, shared: &Shared) -> Result<()> {
+    let Peer::Supervisor { pid } = *pending.peer() else {
+        pending.refuse("the lighthouse's control channel is for supervisors").await?;
+        return Err(Error::new(ErrorKind::Refused, "serve a supervisor", "the peer is something else"));
+    };
+    let mut channel = pending.welcome::<LighthouseAnswer, LighthouseRequest>().await?;
+    tracing::debug!(pid, "a supervisor dialled");
+    loop {
+        let LighthouseRequest { seq, command } = channel.recv().await?;
+        let reply = handle(shared, &command);
+        channel.send(&LighthouseAnswer { seq, reply }).await?;
+    }
+}
+
+/// Carries out one command.
+pub fn handle(shared: &Shared, command: &LighthouseCommand) -> LighthouseReply {
+    let now = Instant::now();
+    match *command {
+        LighthouseCommand::Evict { replica, generation } => {
+            let quorum_id = shared.lock().evict(now, replica, generation);
+            shared.wake();
+            tracing::info!(replica, generation, quorum_id, "evicted");
+            LighthouseReply::Evicted { quorum_id }
+        }
+        LighthouseCommand::State => {
+            let snapshot = shared.lock().snapshot(now);
+            serde_json::to_string(&snapshot).map_or_else(
+                |error| LighthouseReply::Failed { reason: error.to_string() },
+                |json| LighthouseReply::State { json },
+            )
+        }
+    }
+}

@@ -1,0 +1,47 @@
+"""The agent's process: ``python -m sky_monarch.agent CONFIG``. Everything it does is in the Rust core."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from sky_monarch.errors import ConfigError, SkyMonarchError
+
+__all__ = ["main"]
+
+
+def _read(arguments: Sequence[str]) -> str:
+    if len(arguments) != 1:
+        raise ConfigError("usage: python -m sky_monarch.agent CONFIG")
+    try:
+        return Path(arguments[0]).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the agent's configuration: {error}") from error
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the agent until it is told to end.
+
+    Args:
+        arguments: Path of its configuration; by default from the command line.
+
+    Returns:
+        The exit code.
+    """
+    try:
+        config = _read(sys.argv[1:] if arguments is None else arguments)
+        try:
+            from sky_monarch import _core
+        except ImportError as error:
+            raise SkyMonarchError(
+                f"the compiled core is missing: {error}", hint="build it: make build"
+            ) from error
+        return int(_core.run_agent(config))
+    except SkyMonarchError as error:
+        sys.stderr.write(f"error: {error}\n" + (f"hint: {error.hint}\n" if error.hint else ""))
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

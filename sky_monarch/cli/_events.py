@@ -1,0 +1,119 @@
+"""Events in one line each, for people."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from sky_monarch.cli._output import plain, seconds
+
+if TYPE_CHECKING:
+    from sky_monarch.sdk.types import Event
+
+__all__ = ["describe", "exit_text", "is_failure", "line"]
+
+_Fields = Mapping[str, Any]
+
+
+def exit_text(exit_: Any, *, oom: bool = False) -> str:
+    """How a process ended: ``exited with code 7``, ``killed by SIGKILL (out of memory)``."""
+    from sky_monarch.sdk.types import ExitStatus
+
+    if not isinstance(exit_, Mapping):
+        return str(exit_ or "ended")
+    return str(ExitStatus.from_json({**exit_, "oom": oom}))
+
+
+def _cause(fields: _Fields) -> str:
+    kind = fields.get("cause")
+    if kind == "rank_exited":
+        early = fields.get("early")
+        before = f" before the end ({early[0]}/{early[1]})" if early else ""
+        return f"rank {fields.get('rank')} {exit_text(fields.get('exit'))}{before}"
+    if kind == "startup_limit":
+        return f"no first commit within {seconds(fields.get('limit_s'))}"
+    if kind == "progress_limit":
+        return f"no commit for {seconds(fields.get('limit_s'))}"
+    if kind == "spawn_failed":
+        return f"could not be started: {fields.get('error')}"
+    if kind == "stopped":
+        return f"stopped: {fields.get('reason')}"
+    return str(kind)
+
+
+def _at(fields: _Fields) -> str:
+    return "" if fields.get("step") is None else f" at step {fields['step']}"
+
+
+def _exited(fields: _Fields) -> str:
+    ended = exit_text(fields.get("exit"), oom=bool(fields.get("oom")))
+    who = f"rank {fields.get('rank')} of generation {fields.get('generation')} (pid {fields.get('pid')})"
+    return f"{who} {ended}{', ended with its group' if fields.get('collateral') else ''}"
+
+
+def _scheduled(fields: _Fields) -> str:
+    when = seconds(fields.get("delay_s"))
+    return (
+        f"generation {fields.get('generation')} starts in {when}, {fields.get('restarts_left')} restarts left"
+    )
+
+
+_TEXTS: Mapping[str, Callable[[_Fields], str]] = {
+    "setup_started": lambda _: "setup began",
+    "setup_finished": lambda f: (
+        f"setup {exit_text(f.get('exit'))}{', out of time' if f.get('timed_out') else ''}"
+    ),
+    "generation_started": lambda f: f"generation {f.get('generation')} starts",
+    "rank_spawned": lambda f: (
+        f"rank {f.get('rank')} runs, pid {f.get('pid')}{', was on standby' if f.get('warm') else ''}"
+    ),
+    "rank_exited": _exited,
+    "generation_ended": lambda f: f"generation {f.get('generation')} ended{_at(f)}: {_cause(f)}",
+    "restart_scheduled": _scheduled,
+    "first_commit": lambda f: f"generation {f.get('generation')} committed step {f.get('step')}",
+    "group_given_up": lambda f: f"given up after {f.get('restarts')} restarts: {_cause(f)}",
+    "group_done": lambda f: f"done{_at(f)}",
+    "group_stopped": lambda _: "stopped",
+    "standby_ready": lambda f: f"standby for rank {f.get('rank')} is ready, pid {f.get('pid')}",
+    "injected": lambda f: (
+        f"rehearsal: {f.get('fault')} of rank {f.get('rank')}, generation {f.get('generation')}"
+    ),
+    "evicted": lambda f: f"generation {f.get('generation')} evicted at the lighthouse",
+    "swept": lambda f: f"left-over processes ended: {', '.join(map(str, f.get('pids') or ()))}",
+    "notice": lambda f: str(f.get("message")),
+}
+
+_INTERNAL = frozenset({"seq", "mono_ns", "incarnation", "replica", "host"})
+
+
+def describe(event: Event) -> str:
+    """What happened, without time and place."""
+    known = _TEXTS.get(event.event)
+    if known is not None:
+        return plain(known(event.fields)).replace("\n", " ")
+    if event.fields.get("message"):
+        return plain(str(event.fields["message"])).replace("\n", " ")
+    rest = " ".join(
+        f"{key}={value}" for key, value in event.fields.items() if key not in _INTERNAL and value is not None
+    )
+    return plain(f"{event.event.replace('_', ' ')}{' ' if rest else ''}{rest}").replace("\n", " ")
+
+
+def is_failure(event: Event) -> bool:
+    """Whether it tells of something that went wrong by itself."""
+    fields = event.fields
+    if event.event == "generation_ended":
+        return fields.get("cause") != "stopped"
+    if event.event == "rank_exited":
+        exit_ = fields.get("exit")
+        return not fields.get("collateral") and exit_ != {"code": 0}
+    return event.event == "group_given_up"
+
+
+def line(event: Event) -> str:
+    """Time, replica and what happened: ``18:40:02 replica 1: rank 0 … killed by SIGKILL``."""
+    clock = time.strftime("%H:%M:%S", time.localtime(event.wall_ms / 1000))
+    replica = event.fields.get("replica")
+    place = "" if replica is None else f"replica {replica}: "
+    return f"{clock} {place}{describe(event)}"

@@ -1,0 +1,154 @@
+"""Fields that must agree with each other.
+
+The checks read plain values, so that the loader can run them on a file of which other fields are wrong, and
+skip each check whose own fields are not usable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sky_monarch.config.command import rank_command
+from sky_monarch.config.problem import Severity
+
+__all__ = ["LADDER", "Finding", "disagreements"]
+
+LADDER = (
+    "heartbeat_timeout_s < process_group_timeout_s < quorum_timeout_s, "
+    "and heartbeat_timeout_s < join_timeout_s <= quorum_timeout_s"
+)
+"""Order in which the timeouts of ``lighthouse`` must stand."""
+
+_RUNGS: tuple[tuple[str, str, bool, str], ...] = (
+    # (lower, higher, may be equal, why)
+    (
+        "heartbeat_timeout_s",
+        "process_group_timeout_s",
+        False,
+        "a dead member would still count as alive when the survivors ask for the next quorum",
+    ),
+    (
+        "process_group_timeout_s",
+        "quorum_timeout_s",
+        False,
+        "groups that wait in the quorum would give up before the others' collective has failed",
+    ),
+    (
+        "heartbeat_timeout_s",
+        "join_timeout_s",
+        False,
+        "a quorum would form before a dead member is known to be dead",
+    ),
+    (
+        "join_timeout_s",
+        "quorum_timeout_s",
+        True,
+        "groups would give up while the lighthouse still waits for one to join",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A disagreement: what to say about which field."""
+
+    path: tuple[str | int, ...]
+    message: str
+    fix: str | None = None
+    suggestion: str | None = None
+    severity: Severity = "error"
+
+
+def disagreements(job: Mapping[str, Any]) -> list[Finding]:
+    """What is wrong between fields, warnings included.
+
+    Args:
+        job: All fields with their defaults filled in; those that are unusable may be missing.
+    """
+    return [
+        *_counts(job),
+        *_backoff(job),
+        *_timeouts(job),
+        *_alternatives(job),
+        *_devices(job),
+        *_preload(job),
+    ]
+
+
+def _number(table: Mapping[str, Any], key: str) -> float | None:
+    value = table.get(key)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _table(job: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = job.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _counts(job: Mapping[str, Any]) -> list[Finding]:
+    low, high = _number(job, "min_replicas"), _number(job, "replicas")
+    if low is None or high is None or low <= high or high < 1:
+        return []
+    message = f"min_replicas ({low:g}) must not be larger than replicas ({high:g})"
+    return [Finding(("min_replicas",), message, f"lower min_replicas to {high:g}, or raise replicas")]
+
+
+def _backoff(job: Mapping[str, Any]) -> list[Finding]:
+    recovery = _table(job, "recovery")
+    first, longest = _number(recovery, "backoff_s"), _number(recovery, "backoff_max_s")
+    if first is None or longest is None or first <= longest or longest < 0:
+        return []
+    message = f"backoff_max_s ({longest:g}) must not be smaller than backoff_s ({first:g})"
+    return [Finding(("recovery", "backoff_max_s"), message)]
+
+
+def _timeouts(job: Mapping[str, Any]) -> list[Finding]:
+    lighthouse = _table(job, "lighthouse")
+    found = []
+    for lower, higher, equal, why in _RUNGS:
+        low, high = _number(lighthouse, lower), _number(lighthouse, higher)
+        if low is None or high is None or low <= 0 or high <= 0 or low < high or (equal and low == high):
+            continue
+        relation = "must not be longer than" if equal else "must be shorter than"
+        message = f"{lower} ({low:g}) {relation} {higher} ({high:g}): {why}"
+        found.append(Finding(("lighthouse", lower), message, f"the order is {LADDER}"))
+    return found
+
+
+def _alternatives(job: Mapping[str, Any]) -> list[Finding]:
+    resources = _table(job, "resources")
+    if resources.get("any_of") is None or resources.get("ordered") is None:
+        return []
+    return [Finding(("resources", "ordered"), "any_of and ordered exclude each other", "keep one of the two")]
+
+
+def _devices(job: Mapping[str, Any]) -> list[Finding]:
+    """Notices about accelerators; reads the canonical spelling only."""
+    accelerators, ranks = _table(job, "resources").get("accelerators"), _number(job, "ranks_per_replica")
+    path = ("resources", "accelerators")
+    found = []
+    if isinstance(accelerators, Mapping) and len(accelerators) > 1:
+        listed = " or ".join(f"{count} x {name}" for name, count in accelerators.items())
+        found.append(Finding(path, f"means any of: {listed}, for each replica group", severity="warning"))
+    if isinstance(accelerators, str) and ranks is not None:
+        name, _, count = accelerators.partition(":")
+        if count.isdigit() and int(count) % max(int(ranks), 1):
+            message = f"{count} x {name} cannot be shared evenly by ranks_per_replica ({ranks:g})"
+            found.append(Finding(path, message, f"set ranks_per_replica: {count}", severity="warning"))
+    return found
+
+
+def _preload(job: Mapping[str, Any]) -> list[Finding]:
+    run, preload = job.get("run"), job.get("preload")
+    if not preload or not isinstance(run, str):
+        return []
+    if _table(job, "recovery").get("standby") == 0:
+        return [Finding(("preload",), "does nothing while recovery.standby is 0", severity="warning")]
+    command = rank_command(run)
+    program = command["argv"][0].rpartition("/")[2] if command["kind"] == "exec" else ""
+    if not program.startswith("python"):
+        message = "does nothing: only a `run` that is one python command can be taken over by a warm standby"
+        return [Finding(("preload",), message, severity="warning")]
+    return []

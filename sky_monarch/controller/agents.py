@@ -1,0 +1,182 @@
+"""The accepting side of the channel to the hosts' agents: who is connected, and what each of them says.
+
+Checks everything before anybody else sees it. A peer that says what the protocol does not allow is dropped
+with a notice; it can never end the controller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import structlog
+
+from sky_monarch.controller.reports import check_hello, check_report
+from sky_monarch.errors import ChannelError, ProtocolError
+
+__all__ = ["Agents", "Channel", "Incoming"]
+
+_log = structlog.get_logger()
+
+
+class Channel(Protocol):
+    """What this module needs of ``sky_monarch.actors.channel_server``."""
+
+    def fileno(self) -> int:
+        """Readable when :meth:`drain` has something."""
+        ...
+
+    def drain(self, limit: int) -> Sequence[tuple[int, str, Any]]:
+        """At most ``limit`` items ``(connection, kind, data)``; never waits."""
+        ...
+
+    def send(self, connection: int, command: Mapping[str, Any]) -> None:
+        """Queue a command.
+
+        Raises:
+            ChannelError: The connection is gone or its queue is full.
+        """
+        ...
+
+    def disconnect(self, connection: int, reason: str) -> None:
+        """End one connection; nothing happens where it is gone."""
+        ...
+
+    def close(self) -> None:
+        """End all of them."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incoming:
+    """One checked thing that an agent did or said.
+
+    Attributes:
+        kind: connected, disconnected, event, progress, log_chunk or refused.
+        host: Which host; empty for a refused stranger.
+        incarnation: Of its agent.
+        data: The hello, the report, or ``{"reason": …}``.
+    """
+
+    kind: str
+    host: str
+    incarnation: int
+    data: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Peer:
+    connection: int
+    host: str
+    incarnation: int
+    pid: int
+
+
+class Agents:
+    """The agents of a run.
+
+    Args:
+        channel: Where they dial.
+        hosts: Replicas by host.
+        ranks: Ranks in each group.
+    """
+
+    def __init__(self, channel: Channel, hosts: Mapping[str, tuple[int, ...]], *, ranks: int) -> None:
+        self._channel = channel
+        self._hosts = {name: frozenset(replicas) for name, replicas in hosts.items()}
+        self._ranks = ranks
+        self._peers: dict[int, _Peer] = {}
+        self._by_host: dict[str, _Peer] = {}
+
+    def fileno(self) -> int:
+        """Readable when :meth:`drain` has something."""
+        return self._channel.fileno()
+
+    def drain(self, limit: int) -> list[Incoming]:
+        """What arrived since, in order, at most about ``limit`` items; never waits."""
+        items: list[Incoming] = []
+        for connection, kind, data in self._channel.drain(limit):
+            try:
+                if kind == "opened":
+                    items += self._opened(connection, data)
+                elif kind == "message":
+                    items += self._message(connection, data)
+                else:
+                    items += self._closed(connection, str(data or "closed by the peer"))
+            except ProtocolError as error:
+                items += self._refuse(connection, str(error))
+        return items
+
+    def _opened(self, connection: int, peer: Any) -> list[Incoming]:
+        check_hello(peer, self._hosts, ranks=self._ranks)
+        host, incarnation = peer["host"], peer["incarnation"]
+        items: list[Incoming] = []
+        known = self._by_host.get(host)
+        if known is not None and known.incarnation != incarnation:
+            # Two agents of one host would each run its groups. The first one's end is noticed by its socket.
+            raise ProtocolError(f"host {host} has an agent already, pid {known.pid}")
+        if known is not None:
+            items += self._closed(known.connection, "the agent dialled again")
+            self._channel.disconnect(known.connection, "the agent dialled again")
+        new = _Peer(connection, host, incarnation, peer["pid"])
+        self._peers[connection] = self._by_host[host] = new
+        items.append(Incoming(kind="connected", host=host, incarnation=incarnation, data=peer))
+        return items
+
+    def _message(self, connection: int, report: Any) -> list[Incoming]:
+        peer = self._peers.get(connection)
+        if peer is None:
+            return []  # said before it learnt that it was dropped
+        kind = check_report(report, replicas=self._hosts[peer.host], ranks=self._ranks)
+        return [Incoming(kind=kind, host=peer.host, incarnation=peer.incarnation, data=report)]
+
+    def _closed(self, connection: int, reason: str) -> list[Incoming]:
+        peer = self._peers.pop(connection, None)
+        if peer is None:
+            return []
+        if self._by_host.get(peer.host) is peer:
+            del self._by_host[peer.host]
+        data = {"reason": reason}
+        return [Incoming(kind="disconnected", host=peer.host, incarnation=peer.incarnation, data=data)]
+
+    def _refuse(self, connection: int, why: str) -> list[Incoming]:
+        peer = self._peers.get(connection)
+        self._channel.disconnect(connection, why)
+        refused = Incoming(
+            kind="refused",
+            host=peer.host if peer else "",
+            incarnation=peer.incarnation if peer else 0,
+            data={"reason": why},
+        )
+        return [refused, *self._closed(connection, why)]
+
+    def connected(self, host: str) -> bool:
+        """Whether that host's agent can be told something."""
+        return host in self._by_host
+
+    def pid(self, host: str) -> int | None:
+        """Pid of that host's agent, while it is connected."""
+        peer = self._by_host.get(host)
+        return peer.pid if peer else None
+
+    def send(self, host: str, command: Mapping[str, Any]) -> bool:
+        """Tell a host's agent something.
+
+        Returns:
+            False where it is not connected: what it has to know, it is told when it connects.
+        """
+        peer = self._by_host.get(host)
+        if peer is None:
+            return False
+        try:
+            self._channel.send(peer.connection, command)
+        except ChannelError as error:
+            _log.warning("agent cannot be told", host=host, command=command.get("type"), error=str(error))
+            self._channel.disconnect(peer.connection, str(error))
+            return False
+        return True
+
+    def close(self) -> None:
+        """End all connections."""
+        self._channel.close()

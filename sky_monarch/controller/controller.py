@@ -1,0 +1,397 @@
+"""Joins the parts: what arrives is journaled, decided on, and only then acted on.
+
+Crash-only: whatever cannot be handled ends the process, the agent starts it again, and journal and agents
+tell the new one the truth.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from sky_monarch.controller import model
+from sky_monarch.controller.agents import Agents, Incoming
+from sky_monarch.controller.journal import Journal
+from sky_monarch.controller.logs import LogReader, Process
+from sky_monarch.controller.plans import Plans
+from sky_monarch.controller.policy import step
+from sky_monarch.controller.reports import policy_event
+from sky_monarch.controller.settings import Settings
+from sky_monarch.controller.status import StatusBook
+
+__all__ = ["Controller"]
+
+_log = structlog.get_logger()
+
+_DRAIN_ITEMS = 512
+_REPLAY_PAGE = 2000
+_FOLLOWERS_S = 5.0
+_AFTER_SHUTDOWN_S = 10.0
+_WAIT_FOR_AGENTS_S = 30.0
+_ACTS = {
+    model.Setup: "setup",
+    model.StartGroup: "start_group",
+    model.StopGroup: "stop_group",
+    model.Release: "release",
+    model.Shutdown: "shutdown",
+}
+
+
+class Controller:
+    """One run, from the first agent to ``final.json``. Lives in one event loop.
+
+    Args:
+        settings: What the process was told.
+        plans: Builds what agents are given.
+        journal: Of this run; may hold the history of an earlier process.
+        agents: The accepting side of the channel.
+    """
+
+    def __init__(self, settings: Settings, plans: Plans, journal: Journal, agents: Agents) -> None:
+        self._settings = settings
+        self._plans = plans
+        self._journal = journal
+        self._agents = agents
+        self._limits = plans.limits
+        self._state = model.initial_state(dict(settings.hosts), setup=plans.has_setup)
+        self._book = StatusBook(
+            self._limits.replicas, self._limits.ranks_per_replica, has_setup=plans.has_setup
+        )
+        self._seqs: dict[int, int] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._pending_timers: dict[str, float] = {}
+        self._outbox: list[tuple[str, Callable[[], Mapping[str, Any]]]] = []
+        self._news = asyncio.Event()
+        self._ended = False
+        self._shutdowns: set[str] = set()
+        self._end_task: asyncio.Task[None] | None = None
+        self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.finished = asyncio.Event()
+        self.logs = LogReader(self)
+
+    # --- life ---------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Rebuild the state from the journal, then listen to the agents."""
+        self._replay()
+        self._record({"event": "controller_started", "pid": os.getpid(), "run_id": self._settings.run_id})
+        for name in set(self._pending_timers) - set(self._timers):
+            self._arm(name, self._pending_timers[name])  # a full window: nobody was here to serve it
+        asyncio.get_running_loop().add_reader(self._agents.fileno(), self._guarded(self._readable))
+
+    def close(self) -> None:
+        """Let go of everything; the run is not ended by it."""
+        asyncio.get_running_loop().remove_reader(self._agents.fileno())
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        if self._end_task is not None:
+            self._end_task.cancel()
+        self._agents.close()
+        self._journal.close()
+
+    def _replay(self) -> None:
+        after = 0
+        while page := self._journal.read(after, _REPLAY_PAGE):
+            for row in page:
+                self._book.apply(row)
+                event = policy_event(row)
+                if event is not None:
+                    self._state, actions = step(self._state, event, self._limits)
+                    if isinstance(event, model.TimerFired):
+                        self._pending_timers.pop(event.name, None)
+                    self._remember_timers(actions)
+            after = page[-1]["id"]
+        if after:
+            _log.info("state rebuilt", events=after, state=str(self._state.phase))
+
+    def _guarded(self, act: Callable[[], None]) -> Callable[[], None]:
+        """Crash-only: an error in the loop's own callbacks must end the process, not be logged and passed."""
+
+        def guarded() -> None:
+            try:
+                act()
+            except Exception as error:  # noqa: BLE001  (handed to whoever awaits ``failure``)
+                if not self.failure.done():
+                    self.failure.set_exception(error)
+
+        return guarded
+
+    # --- events -------------------------------------------------------------------------------------------
+
+    def _readable(self) -> None:
+        received_ns = time.monotonic_ns()
+        items = self._agents.drain(_DRAIN_ITEMS)
+        acks: dict[str, int] = {}
+        with self._journal.transaction():
+            for item in items:
+                self._take(item, received_ns, acks)
+        for host, seq in acks.items():
+            self._agents.send(host, {"type": "ack", "seq": seq})
+        self._after_commit()
+
+    def _take(self, item: Incoming, received_ns: int, acks: dict[str, int]) -> None:
+        match item.kind:
+            case "event":
+                self._event(item, received_ns)
+                acks[item.host] = max(acks.get(item.host, 0), item.data["seq"])
+            case "progress":
+                self._book.progress(item.data)
+            case "log_chunk":
+                self.logs.answered(item.host, item.data)
+            case "connected":
+                self._connected(item)
+            case "disconnected":
+                self.logs.disconnected(item.host)
+                reason = item.data["reason"]
+                self._append({"event": "agent_disconnected", "host": item.host, "reason": reason})
+            case _:
+                who = f"the agent of host {item.host}" if item.host else "a stranger"
+                message = f"{who} was dropped: {item.data['reason']}"
+                _log.warning("peer dropped", host=item.host or None, reason=item.data["reason"])
+                self._append({"event": "notice", "replica": None, "message": message})
+
+    def _connected(self, item: Incoming) -> None:
+        hello = item.data
+        self._seqs[item.incarnation] = self._journal.last_seq(item.incarnation)
+        self._append(
+            {
+                "event": "agent_connected",
+                "host": item.host,
+                "pid": hello["pid"],
+                "incarnation": item.incarnation,
+                "groups": [
+                    {**group, "pids": {str(rank): pid for rank, pid in group["pids"].items()}}
+                    for group in hello["groups"]
+                ],
+            }
+        )
+
+    def _event(self, item: Incoming, received_ns: int) -> None:
+        seq = item.data["seq"]
+        known = self._seqs[item.incarnation]
+        if seq <= known:
+            return  # sent again after a reconnect: it is stored and only needs its ack
+        if seq > known + 1:
+            _log.warning("events are missing", host=item.host, after=known, got=seq)
+        self._seqs[item.incarnation] = seq
+        fields = {key: value for key, value in item.data.items() if key != "type"}
+        row = {
+            **fields,
+            "host": item.host,
+            "incarnation": item.incarnation,
+            "received_ns": received_ns,
+        }
+        self._append(row)
+
+    def _record(self, row: dict[str, Any]) -> None:
+        """Journal one thing of our own and do what follows from it."""
+        with self._journal.transaction():
+            self._append(row)
+        self._after_commit()
+
+    def _append(self, row: dict[str, Any]) -> None:
+        """Store a row and decide; inside a transaction. Acts wait in the outbox until it is committed."""
+        row = {"wall_ms": time.time_ns() // 1_000_000, "mono_ns": time.monotonic_ns(), **row}
+        stored = self._journal.append(row)
+        if stored is None:
+            return
+        self._book.apply(stored)
+        event = policy_event(stored)
+        if event is None:
+            return
+        before = self._state
+        self._state, actions = step(before, event, self._limits)
+        if (before.phase, before.reason) != (self._state.phase, self._state.reason):
+            change = {"event": "run_state", "state": str(self._state.phase), "reason": self._state.reason}
+            self._append({**change, "previous": str(before.phase)})
+        for action in actions:
+            self._plan_act(action)
+
+    def _plan_act(self, action: model.Action) -> None:
+        if isinstance(action, model.SetTimer | model.CancelTimer):
+            self._remember_timers((action,))
+            if isinstance(action, model.SetTimer):
+                self._arm(action.name, action.delay_s)
+            elif (timer := self._timers.pop(action.name, None)) is not None:
+                timer.cancel()
+            return
+        row: dict[str, Any] = {"event": "command", "command": _ACTS[type(action)], "host": action.host}
+        row["reason"] = action.reason
+        for name in ("replica", "generation", "max_restarts", "grace_s"):
+            if hasattr(action, name):
+                row[name] = getattr(action, name)
+        self._append(row)  # no act without its row
+        if not isinstance(action, model.Shutdown):
+            # Built when it is sent: a plan holds secrets and is kept nowhere.
+            self._outbox.append((action.host, lambda: self._plans.command(action, fired=self._book.fired)))
+
+    def _after_commit(self) -> None:
+        outbox, self._outbox = self._outbox, []
+        for host, build in outbox:
+            command = build()
+            sent = self._agents.send(host, command)
+            _log.info("told", host=host, command=command["type"], replica=command.get("replica"), sent=sent)
+        self._news.set()
+        self._news = asyncio.Event()
+        if self._state.phase.ended and self._end_task is None:
+            self._end_task = asyncio.get_running_loop().create_task(self._end())
+            self._end_task.add_done_callback(self._end_done)
+
+    # --- timers -------------------------------------------------------------------------------------------
+
+    def _remember_timers(self, actions: tuple[model.Action, ...]) -> None:
+        for action in actions:
+            if isinstance(action, model.SetTimer):
+                self._pending_timers[action.name] = action.delay_s
+            elif isinstance(action, model.CancelTimer):
+                self._pending_timers.pop(action.name, None)
+
+    def _arm(self, name: str, delay_s: float) -> None:
+        if (timer := self._timers.pop(name, None)) is not None:
+            timer.cancel()
+        fire = self._guarded(lambda: self._fire(name))
+        self._timers[name] = asyncio.get_running_loop().call_later(delay_s, fire)
+
+    def _fire(self, name: str) -> None:
+        self._timers.pop(name, None)
+        self._pending_timers.pop(name, None)
+        self._record({"event": "timer_fired", "timer": name})
+
+    # --- the end ------------------------------------------------------------------------------------------
+
+    async def _end(self) -> None:
+        """Write the end down for good, let readers finish, then let the agents go."""
+        state = self._state
+        final = self._settings.run_dir / "final.json"
+        if not final.exists():
+            with self._journal.transaction(durable=True):
+                self._append(
+                    {
+                        "event": "run_ended",
+                        "state": str(state.phase),
+                        "reason": state.reason,
+                        "exit_code": state.exit_code,
+                    }
+                )
+            _write_atomically(final, self.status())
+            _log.info("run ended", state=str(state.phase), reason=state.reason, exit_code=state.exit_code)
+        self._ended = True
+        self._after_commit()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FOLLOWERS_S):
+                while self.logs.streams:
+                    await asyncio.sleep(0.02)
+        waiting = {host.name for host in state.hosts if not host.lost}
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_WAIT_FOR_AGENTS_S):
+                while waiting:
+                    for name in sorted(waiting):
+                        reason = f"the run is {state.phase}: {state.reason}"
+                        order = {"type": "shutdown", "grace_s": state.grace_s, "reason": reason}
+                        if self._agents.connected(name) and self._agents.send(name, order):
+                            waiting.discard(name)
+                    await asyncio.sleep(0.02)
+        await asyncio.sleep(_AFTER_SHUTDOWN_S)
+        self.finished.set()
+
+    def _end_done(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None and not self.failure.done():
+            self.failure.set_exception(error)
+
+    # --- what the API asks --------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """The RunStatus document."""
+        settings = self._settings
+        head = next(iter(settings.hosts))
+        facts = {
+            "run_id": settings.run_id,
+            "name": settings.name,
+            "infra": settings.infra,
+            "created_ms": settings.created_ms,
+            "lighthouse": {
+                "kind": settings.lighthouse_kind,
+                "address": settings.lighthouse_address,
+                "pid": _pid_of(settings.run_dir / "lighthouse.pid"),
+            },
+            "controller_pid": os.getpid(),
+            "agent_pid": self._agents.pid(head),
+            "run_dir": str(settings.run_dir),
+        }
+        return self._book.document(self._state, self._limits, facts)
+
+    def events(self, after: int, limit: int) -> list[dict[str, Any]]:
+        """Events with an id above ``after``, in order."""
+        return self._journal.read(after, limit)
+
+    async def more_events(self, after: int, timeout_s: float) -> bool:
+        """Wait for an event above ``after``; False where none came in time."""
+        news = self._news
+        if self._journal.last_id > after:
+            return True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await news.wait()
+        return self._journal.last_id > after
+
+    def ended(self) -> bool:
+        """Whether the run is over and its last event is written."""
+        return self._ended
+
+    def down(self, grace_s: float, reason: str) -> None:
+        """End the run; a run that is ending already goes on with that."""
+        if self._state.phase.ended or self._state.phase is model.RunPhase.STOPPING:
+            return
+        self._record({"event": "down_requested", "grace_s": grace_s, "reason": reason})
+
+    def processes(self, replica: int | None, rank: int | None, *, setup: bool) -> list[Process]:
+        """Whose output matches; empty where there is no such slot."""
+        if setup:
+            hosts = self._settings.hosts if self._plans.has_setup and rank is None else {}
+            return [Process(name, None, None) for name in hosts]
+        return [
+            Process(name, number, local)
+            for name, replicas in self._settings.hosts.items()
+            for number in replicas
+            for local in range(self._limits.ranks_per_replica)
+            if replica in (None, number) and rank in (None, local)
+        ]
+
+    def send(self, host: str, command: Mapping[str, Any]) -> bool:
+        """Tell a host's agent something; False where it is not connected."""
+        return self._agents.send(host, command)
+
+    def generations(self, process: Process) -> tuple[int, ...]:
+        """Generations of a process that began, in order; ``setup`` has the one generation 1."""
+        return (1,) if process.replica is None else self._book.generations(process.replica)
+
+
+def _pid_of(path: Path) -> int | None:
+    try:
+        return int(json.loads(path.read_bytes())["pid"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # not started yet, or being replaced this moment
+
+
+def _write_atomically(path: Path, document: Mapping[str, Any]) -> None:
+    """Write a file that is there as a whole or not at all, whenever the machine stops."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("w") as file:
+        json.dump(document, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

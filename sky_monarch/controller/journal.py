@@ -1,0 +1,156 @@
+"""Remembers everything that happened in a run: events with ids, in SQLite (WAL).
+
+One process writes, any number read. A transaction that was committed survives the death of the process at any
+instant; ``durable`` ones survive that of the machine too.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from sky_monarch.errors import ConfigError
+
+__all__ = ["SCHEMA_VERSION", "Journal", "read_events"]
+
+SCHEMA_VERSION = 1
+_BUSY_TIMEOUT_S = 5.0
+_SCHEMA = """
+CREATE TABLE events (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    wall_ms INTEGER NOT NULL,
+    kind TEXT NOT NULL,
+    incarnation TEXT,
+    seq INTEGER,
+    event TEXT NOT NULL,
+    UNIQUE (incarnation, seq)
+) STRICT;
+"""
+
+
+class Journal:
+    """The writing side of a journal. Not for use by several threads."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the journal at ``path``, or make it.
+
+        Raises:
+            ConfigError: It is not a journal, or a newer sky-monarch wrote it.
+        """
+        self._path = path
+        fresh = not path.exists()
+        if fresh:
+            path.touch(mode=0o600)
+        self._db = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, isolation_level=None)
+        try:
+            self._open()
+        except sqlite3.DatabaseError as error:
+            self._db.close()
+            raise ConfigError(f"{path} is not a usable journal: {error}") from error
+        except ConfigError:
+            self._db.close()
+            raise
+
+    def _open(self) -> None:
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = NORMAL")
+        self._db.execute("BEGIN IMMEDIATE")
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        if version == 0:
+            self._db.execute(_SCHEMA)
+            self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        self._db.execute("COMMIT")
+        if version > SCHEMA_VERSION:
+            raise ConfigError(
+                f"{self._path} has schema {version}, this sky-monarch knows {SCHEMA_VERSION}",
+                hint="use the sky-monarch that started the run, or a newer one",
+            )
+        (last_id,) = self._db.execute("SELECT coalesce(max(id), 0) FROM events").fetchone()
+        self._last_id = int(last_id)
+
+    @property
+    def last_id(self) -> int:
+        """Id of the newest event; 0 where there is none."""
+        return self._last_id
+
+    @contextmanager
+    def transaction(self, *, durable: bool = False) -> Iterator[None]:
+        """Make the appends inside one: all of them are stored, or none.
+
+        Args:
+            durable: Return only once the disk has it, so that even a power cut does not take it back.
+        """
+        # WAL with NORMAL loses nothing when the process dies: what it wrote is the kernel's already.
+        self._db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+        before = self._last_id
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            self._last_id = before
+            raise
+        self._db.execute("COMMIT")
+
+    def append(self, event: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Store one event; inside :meth:`transaction` only.
+
+        Args:
+            event: Has ``event`` and ``wall_ms``; one with ``incarnation`` and ``seq`` is stored once.
+
+        Returns:
+            The event with its ``id``; None where it was stored before.
+        """
+        incarnation = event.get("incarnation") if "seq" in event else None
+        row = self._db.execute(
+            "INSERT INTO events (wall_ms, kind, incarnation, seq, event) VALUES (?, ?, ?, ?, ?)"
+            " ON CONFLICT (incarnation, seq) DO NOTHING RETURNING id",
+            (
+                event["wall_ms"],
+                event["event"],
+                None if incarnation is None else str(incarnation),
+                event.get("seq"),
+                json.dumps(event, separators=(",", ":")),
+            ),
+        ).fetchone()
+        if row is None:
+            return None
+        self._last_id = row[0]
+        return {"id": row[0], **event}
+
+    def last_seq(self, incarnation: int) -> int:
+        """Highest sequence number stored of an agent; 0 where there is none."""
+        query = "SELECT coalesce(max(seq), 0) FROM events WHERE incarnation = ?"
+        (seq,) = self._db.execute(query, (str(incarnation),)).fetchone()
+        return int(seq)
+
+    def read(self, after: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
+        """The first ``limit`` events with an id above ``after``, in order."""
+        return _read(self._db, after, limit)
+
+    def close(self) -> None:
+        """Close the file; the journal cannot be used any more."""
+        self._db.close()
+
+
+def read_events(path: Path, after: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
+    """Read a journal that another process may be writing: events with an id above ``after``, in order.
+
+    Raises:
+        ConfigError: It is not a journal.
+    """
+    try:
+        uri = f"{path.absolute().as_uri()}?mode=ro"
+        with closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_TIMEOUT_S)) as db:
+            return _read(db, after, limit)
+    except sqlite3.Error as error:
+        raise ConfigError(f"{path} is not a readable journal: {error}") from error
+
+
+def _read(db: sqlite3.Connection, after: int, limit: int) -> list[dict[str, Any]]:
+    rows = db.execute("SELECT id, event FROM events WHERE id > ? ORDER BY id LIMIT ?", (after, limit))
+    return [{"id": number, **json.loads(event)} for number, event in rows]

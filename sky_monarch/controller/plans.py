@@ -1,0 +1,202 @@
+"""What agents are given: the job turned into plans of the protocol. Pure: no file, no environment is read."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from sky_monarch.config import JobSpec, rank_command
+from sky_monarch.controller import model
+from sky_monarch.controller.settings import Settings
+from sky_monarch.errors import ConfigError
+
+__all__ = ["DEVICE_ENV", "Plans", "build_environment"]
+
+DEVICE_ENV = "HIP_VISIBLE_DEVICES"
+"""The one mask that ranks get. It indexes inside ``ROCR_VISIBLE_DEVICES``, which stays as the host has it."""
+
+_MIB = 1024 * 1024
+_INHERITED = "SKY_MONARCH_"
+
+
+def build_environment(
+    base: Mapping[str, str], envs: Mapping[str, str], secrets: Mapping[str, str], *, python: str
+) -> dict[str, str]:
+    """The environment of setup and ranks, before the agent adds its own variables.
+
+    Where the shell that typed ``up`` had no virtual environment active, the folder of ``python`` comes first
+    in ``PATH``: ``python`` in a job means the one that sky-monarch is installed in. A ``PATH`` that the job
+    sets itself stays as it is.
+
+    Args:
+        base: Environment of that shell.
+        envs: The job's variables.
+        secrets: The job's secret variables; they win over both.
+        python: Interpreter that runs sky-monarch.
+    """
+    # An `up` typed inside a rank must not hand that rank's identity on.
+    env = {name: value for name, value in base.items() if not name.startswith(_INHERITED)}
+    if not env.get("VIRTUAL_ENV") and not env.get("CONDA_PREFIX"):
+        own = str(Path(python).parent)
+        folders = [folder for folder in env.get("PATH", os.defpath).split(os.pathsep) if folder != own]
+        env["PATH"] = os.pathsep.join([own, *folders])
+    return {**env, **envs, **secrets}
+
+
+class Plans:
+    """Builds the commands of one run.
+
+    Args:
+        settings: What the controller was told.
+        python: Interpreter that runs sky-monarch.
+
+    Raises:
+        ConfigError: The job and the hosts do not fit.
+    """
+
+    def __init__(self, settings: Settings, *, python: str = sys.executable) -> None:
+        self._settings = settings
+        private = {"envs": settings.envs, "secrets": settings.secrets}
+        job = JobSpec.from_public(settings.job, private)
+        self._job = job
+        self._workdir = job.resolved_workdir(settings.run_dir)
+        self._envs = build_environment(settings.base_env, settings.envs, settings.secrets, python=python)
+        self._devices_per_rank = _devices_per_rank(job)
+        self._places = {
+            replica: place for replicas in settings.hosts.values() for place, replica in enumerate(replicas)
+        }
+        self.limits = model.Limits(
+            replicas=job.replicas,
+            min_replicas=job.min_replicas,
+            ranks_per_replica=job.ranks_per_replica,
+            max_restarts=job.recovery.max_restarts,
+            window_s=job.recovery.window_s,
+            grace_s=job.recovery.grace_s,
+        )
+        self.has_setup = bool(job.setup.strip())
+
+    def command(self, action: model.Action, *, fired: Collection[int] = ()) -> dict[str, Any]:
+        """The protocol's command for what the policy wants.
+
+        Args:
+            action: Not a timer.
+            fired: Injections that were carried out already.
+        """
+        match action:
+            case model.Setup():
+                return {"type": "setup", **self.setup()}
+            case model.StartGroup():
+                plan = self.group(
+                    action.replica,
+                    generation=action.generation,
+                    max_restarts=action.max_restarts,
+                    fired=fired,
+                )
+                return {"type": "start_group", **plan}
+            case model.StopGroup():
+                return {
+                    "type": "stop_group",
+                    "replica": action.replica,
+                    "grace_s": action.grace_s,
+                    "reason": action.reason,
+                }
+            case model.Release():
+                return {"type": "release"}
+            case model.Shutdown():
+                return {"type": "shutdown", "grace_s": action.grace_s, "reason": action.reason}
+            case _:
+                raise TypeError(f"{type(action).__name__} is not for an agent")
+
+    def setup(self) -> dict[str, Any]:
+        """The ``SetupPlan`` of every host."""
+        return {
+            "script": self._job.setup,
+            "workdir": str(self._workdir),
+            "envs": dict(self._envs),
+            "timeout_s": self._job.setup_timeout_s,
+        }
+
+    def group(
+        self, replica: int, *, generation: int, max_restarts: int, fired: Collection[int] = ()
+    ) -> dict[str, Any]:
+        """The ``GroupPlan`` of one replica group.
+
+        Args:
+            replica: Which.
+            generation: Of its first start.
+            max_restarts: Lease of restarts; at most the job's.
+            fired: Injections that were carried out already.
+        """
+        job, recovery = self._job, self._job.recovery
+        devices = self._devices(replica)
+        return {
+            "replica": replica,
+            "replicas": job.replicas,
+            "world_size": job.ranks_per_replica,
+            "generation": generation,
+            "command": rank_command(job.run),
+            "workdir": str(self._workdir),
+            "envs": {**self._envs, **self._rank_variables()},
+            "devices": devices,
+            "device_env": DEVICE_ENV if devices else None,
+            "lighthouse": f"http://{self._settings.lighthouse_address}",
+            "lighthouse_control": self._settings.lighthouse_control,
+            "recovery": {
+                "max_restarts": min(max_restarts, recovery.max_restarts),
+                "window_s": recovery.window_s,
+                "backoff_s": recovery.backoff_s,
+                "backoff_max_s": recovery.backoff_max_s,
+                "startup_limit_s": None if recovery.startup_limit_s == "off" else recovery.startup_limit_s,
+                "progress_limit_s": recovery.progress_limit_s,
+                "grace_s": recovery.grace_s,
+                "standby": recovery.standby,
+            },
+            "preload": list(job.preload) if recovery.standby else [],
+            "injections": [
+                dict(injection)
+                for injection in self._settings.injections
+                if injection["slot"]["replica"] == replica and injection["id"] not in fired
+            ],
+            "log_segment_bytes": job.logs.segment_mib * _MIB,
+            "log_segments": job.logs.segments,
+        }
+
+    def _rank_variables(self) -> dict[str, str]:
+        """What only the controller knows; the agent adds what it knows."""
+        variables = {
+            "SKY_MONARCH_MIN_REPLICAS": str(self._job.min_replicas),
+            "SKY_MONARCH_LIGHTHOUSE_KIND": self._settings.lighthouse_kind,
+        }
+        if (checkpoint := self._job.checkpoint) is not None:
+            folder = os.path.normpath(self._workdir / Path(checkpoint.to).expanduser())
+            plan = {"to": folder, "every_steps": checkpoint.every_steps, "keep": checkpoint.keep}
+            variables["SKY_MONARCH_CHECKPOINT"] = json.dumps(plan)
+        return variables
+
+    def _devices(self, replica: int) -> list[list[int]]:
+        """Device indices by rank: groups of one host lie side by side in the order of its list."""
+        each = self._devices_per_rank
+        if not each:
+            return []
+        first = self._places[replica] * each * self._job.ranks_per_replica
+        return [
+            list(range(first + rank * each, first + (rank + 1) * each))
+            for rank in range(self._job.ranks_per_replica)
+        ]
+
+
+def _devices_per_rank(job: JobSpec) -> int:
+    """Accelerators of one rank, as the most wanted candidate of ``resources`` has them."""
+    accelerator = job.resources.candidates()[0].accelerator
+    if accelerator is None:
+        return 0
+    if accelerator.count % job.ranks_per_replica:
+        raise ConfigError(
+            f"{accelerator} cannot be shared out evenly among ranks_per_replica: {job.ranks_per_replica}",
+            hint="make resources.accelerators a multiple of ranks_per_replica",
+        )
+    return accelerator.count // job.ranks_per_replica

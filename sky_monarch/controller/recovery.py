@@ -1,0 +1,196 @@
+"""One record for each failure: what died, why, and how long each phase of the way back took.
+
+Built from events alone, so that a restarted controller, and a reader of the journal, gets the same records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sky_monarch.controller.causes import describe_cause
+
+__all__ = ["MAX_RECORDS", "RecoveryBook"]
+
+MAX_RECORDS = 1000
+"""Records kept; the oldest go first."""
+
+
+@dataclass(slots=True)
+class _Record:
+    replica: int
+    generation: int
+    died_ns: int
+    wall_ms: int
+    rank: int | None = None
+    exit: Mapping[str, Any] | None = None
+    oom: bool = False
+    cause: str = "unknown"
+    injected: bool = False
+    collateral: list[int] = field(default_factory=list)
+    received_ns: int | None = None
+    evicted_ns: int | None = None
+    spawned_ns: int | None = None
+    committed_ns: int | None = None
+    next_generation: int | None = None
+    spawned: int = 0
+    warm: bool = True
+    step: int | None = None
+    first_step: int | None = None
+    given_up: bool = False
+
+    def since_death_s(self, at_ns: int | None) -> float | None:
+        return None if at_ns is None else max(0, at_ns - self.died_ns) / 1e9
+
+    def lost_steps(self) -> int | None:
+        """Steps that the group took no part in, or has to do again."""
+        if self.step is None or self.first_step is None:
+            return None
+        missed = self.first_step - self.step - 1
+        return missed if missed >= 0 else self.step - self.first_step + 1
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "replica": self.replica,
+            "cause": self.cause,
+            "rank": self.rank,
+            "exit": self.exit,
+            "oom": self.oom,
+            "injected": self.injected,
+            "collateral": list(self.collateral),
+            "generation": self.generation,
+            "next_generation": self.next_generation,
+            "given_up": self.given_up,
+            "wall_ms": self.wall_ms,
+            "detect_s": self.since_death_s(self.received_ns),
+            "evict_s": self.since_death_s(self.evicted_ns),
+            "spawn_s": self.since_death_s(self.spawned_ns),
+            "first_commit_s": self.since_death_s(self.committed_ns),
+            "lost_steps": self.lost_steps(),
+            "warm": None if self.spawned_ns is None else self.warm,
+            "step": self.step,
+        }
+
+
+class RecoveryBook:
+    """Collects the records of a run.
+
+    Args:
+        ranks_per_replica: A group is back when so many ranks were spawned.
+    """
+
+    def __init__(self, ranks_per_replica: int) -> None:
+        self._ranks = ranks_per_replica
+        self._records: list[_Record] = []
+        self._open: dict[int, _Record] = {}
+        self._injected_ns: dict[tuple[int, int], int] = {}
+
+    def apply(self, event: Mapping[str, Any]) -> None:
+        """Take one event of the journal; those that say nothing about a failure are passed over."""
+        handler = getattr(self, f"_on_{event['event']}", None)
+        if handler is not None:
+            handler(event)
+
+    def documents(self) -> list[dict[str, Any]]:
+        """The records, oldest first, as ``recoveries`` of RunStatus; times in seconds since the death."""
+        return [record.document() for record in self._records]
+
+    def _on_injected(self, event: Mapping[str, Any]) -> None:
+        # A rehearsed death is timed from the act itself, not from when somebody saw it.
+        self._injected_ns[event["replica"], event["generation"]] = event["mono_ns"]
+
+    def _on_rank_exited(self, event: Mapping[str, Any]) -> None:
+        record = self._open.get(event["replica"])
+        same = record is not None and record.generation == event["generation"]
+        if event["collateral"]:
+            if record is not None and same:
+                record.collateral.append(event["rank"])
+            return
+        if event["exit"].get("code") == 0 and not same:
+            return  # the end of its work; where it is not, generation_ended says so
+        if record is not None and same:
+            return  # the first rank that died is the root cause
+        self._begin(event, rank=event["rank"], exit_=event["exit"], oom=event["oom"])
+
+    def _on_generation_ended(self, event: Mapping[str, Any]) -> None:
+        if event["cause"] == "stopped":
+            self._forget(event)
+            return
+        record = self._open.get(event["replica"])
+        if record is None or record.generation != event["generation"]:
+            record = self._begin(event, rank=event.get("rank"), exit_=event.get("exit"), oom=False)
+        if event["cause"] == "rank_exited":
+            record.rank, record.exit = event["rank"], event["exit"]
+            record.collateral = [rank for rank in record.collateral if rank != event["rank"]]
+        record.cause = describe_cause(event, oom=record.oom)
+        record.step = event["step"]
+
+    def _on_evicted(self, event: Mapping[str, Any]) -> None:
+        record = self._of_dead(event)
+        if record is not None:
+            record.evicted_ns = event["mono_ns"]
+
+    def _on_group_given_up(self, event: Mapping[str, Any]) -> None:
+        record = self._of_dead(event)
+        if record is not None:
+            record.given_up = True
+            record.cause = describe_cause(event, oom=record.oom)
+
+    def _on_restart_scheduled(self, event: Mapping[str, Any]) -> None:
+        record = self._open.get(event["replica"])
+        if record is not None and event["generation"] > record.generation:
+            record.next_generation = event["generation"]
+
+    def _on_generation_started(self, event: Mapping[str, Any]) -> None:
+        self._on_restart_scheduled(event)
+
+    def _on_rank_spawned(self, event: Mapping[str, Any]) -> None:
+        record = self._open.get(event["replica"])
+        if record is None or event["generation"] <= record.generation:
+            return
+        record.next_generation = event["generation"]
+        record.spawned += 1
+        record.warm = record.warm and event["warm"]
+        if record.spawned >= self._ranks:
+            record.spawned_ns = event["mono_ns"]
+
+    def _on_first_commit(self, event: Mapping[str, Any]) -> None:
+        record = self._open.get(event["replica"])
+        if record is not None and event["generation"] > record.generation:
+            record.committed_ns = event["mono_ns"]
+            record.first_step = event["step"]
+            del self._open[event["replica"]]
+
+    def _of_dead(self, event: Mapping[str, Any]) -> _Record | None:
+        record = self._open.get(event["replica"])
+        return record if record is not None and record.generation == event["generation"] else None
+
+    def _begin(
+        self, event: Mapping[str, Any], *, rank: int | None, exit_: Mapping[str, Any] | None, oom: bool
+    ) -> _Record:
+        injected_ns = self._injected_ns.pop((event["replica"], event["generation"]), None)
+        record = _Record(
+            replica=event["replica"],
+            generation=event["generation"],
+            died_ns=event["mono_ns"] if injected_ns is None else min(injected_ns, event["mono_ns"]),
+            wall_ms=event["wall_ms"],
+            rank=rank,
+            exit=exit_,
+            oom=oom,
+            injected=injected_ns is not None,
+            received_ns=event.get("received_ns"),
+        )
+        if exit_ is not None and rank is not None:
+            record.cause = describe_cause({"cause": "rank_exited", "rank": rank, "exit": exit_}, oom=oom)
+        self._records.append(record)
+        del self._records[:-MAX_RECORDS]
+        self._open[event["replica"]] = record
+        return record
+
+    def _forget(self, event: Mapping[str, Any]) -> None:
+        """A generation that was stopped on request is no failure, whatever its ranks exited with."""
+        record = self._of_dead(event)
+        if record is not None:
+            self._records.remove(record)
+            del self._open[event["replica"]]

@@ -1,0 +1,164 @@
+"""Reads ``controller.json`` and what it names, and checks all of it before anything is started."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sky_monarch.errors import ConfigError
+
+__all__ = ["Settings", "load_settings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a controller process is told.
+
+    Attributes:
+        run_id: The run.
+        run_dir: Its folder.
+        name: Name of the run.
+        infra: Where it runs.
+        created_ms: When it was launched, Unix time in milliseconds.
+        token: Secret of the run; never shown.
+        base_env: The environment of the shell that launched it.
+        envs: The job's own variables.
+        secrets: The job's secret variables.
+        job: The public JobSpec as JSON values.
+        api: Path of the API's unix socket.
+        channel: Address that agents dial.
+        lighthouse_kind: ``sky-monarch`` or ``torchft``.
+        lighthouse_address: ``host:port``.
+        lighthouse_control: Address of the lighthouse's control channel; None for TorchFT's.
+        injections: Faults to rehearse, as protocol values.
+        hosts: Replicas by host; None: all of them on ``local``.
+    """
+
+    run_id: str
+    run_dir: Path
+    name: str
+    infra: str
+    created_ms: int
+    token: str = field(repr=False)
+    base_env: Mapping[str, str] = field(repr=False)
+    envs: Mapping[str, str] = field(repr=False)
+    secrets: Mapping[str, str] = field(repr=False)
+    job: Mapping[str, Any]
+    api: Path
+    channel: str
+    lighthouse_kind: str
+    lighthouse_address: str
+    lighthouse_control: str | None
+    injections: tuple[Mapping[str, Any], ...]
+    hosts: Mapping[str, tuple[int, ...]]
+
+
+def load_settings(path: Path, environ: Mapping[str, str]) -> Settings:
+    """Read ``controller.json`` and the files it names.
+
+    Args:
+        path: The file.
+        environ: Holds ``SKY_MONARCH_LIGHTHOUSE_ADDR``.
+
+    Raises:
+        ConfigError: Something is missing or of the wrong kind; says what and where.
+    """
+    config = _read(path)
+    run_dir = Path(_text(config, "run_dir", path))
+    named = config.get("sockets")
+    sockets: Mapping[str, Any] = named if isinstance(named, Mapping) else {}
+    private_path = Path(_text(config, "private", path))
+    private = _read(private_path)
+    job_path = Path(_text(config, "job", path))
+    job = _read(job_path)
+    run_path = run_dir / "run.json"
+    run = _read(run_path)
+    wanted = config.get("lighthouse_kind")
+    kind = wanted.get("kind") if isinstance(wanted, Mapping) else wanted
+    if kind not in ("sky-monarch", "torchft"):
+        raise ConfigError(f"{path}: lighthouse_kind is {kind!r}, not sky-monarch or torchft")
+    address = environ.get("SKY_MONARCH_LIGHTHOUSE_ADDR", "")
+    if ":" not in address:
+        raise ConfigError(
+            f"SKY_MONARCH_LIGHTHOUSE_ADDR is {address!r}, not host:port",
+            hint="the agent sets it; the controller is not started by hand",
+        )
+    control = config.get("lighthouse_control")
+    if control is None and kind == "sky-monarch" and sockets.get("lighthouse"):
+        control = f"unix:{sockets['lighthouse']}"
+    api = config.get("api") or sockets.get("api")
+    channel = config.get("channel") or (f"unix:{sockets['controller']}" if "controller" in sockets else None)
+    if not isinstance(api, str) or not isinstance(channel, str):
+        raise ConfigError(f"{path} names no sockets")
+    return Settings(
+        run_id=_text(config, "run_id", path),
+        run_dir=run_dir,
+        name=str(run.get("name") or job.get("name")),
+        infra=str(run.get("infra") or "local"),
+        created_ms=_whole(run, "created_ms", run_path),
+        token=_text(private, "token", private_path),
+        base_env=_texts(private, "base_env", private_path),
+        envs=_texts(private, "envs", private_path),
+        secrets=_texts(private, "secrets", private_path),
+        job=job,
+        api=Path(api),
+        channel=channel,
+        lighthouse_kind=kind,
+        lighthouse_address=address,
+        lighthouse_control=control if kind == "sky-monarch" else None,
+        injections=tuple(config.get("injections") or ()),
+        hosts=_hosts(config, job, path, job_path),
+    )
+
+
+def _hosts(
+    config: Mapping[str, Any], job: Mapping[str, Any], path: Path, job_path: Path
+) -> dict[str, tuple[int, ...]]:
+    count = _whole(job, "replicas", job_path)
+    listed = config.get("hosts")
+    if listed is None:
+        return {str(config.get("host") or "local"): tuple(range(count))}
+    try:
+        hosts = {str(host["name"]): tuple(int(replica) for replica in host["groups"]) for host in listed}
+    except (TypeError, KeyError, ValueError) as error:
+        raise ConfigError(f"{path}: hosts is not a list of {{name, groups}}") from error
+    placed = sorted(replica for replicas in hosts.values() for replica in replicas)
+    if placed != list(range(count)):
+        raise ConfigError(f"{path}: hosts place {placed}, the job has the replicas 0 to {count - 1}")
+    return hosts
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON") from error  # never show it: it may hold secrets
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} is not a JSON object")
+    return value
+
+
+def _text(config: Mapping[str, Any], key: str, path: Path) -> str:
+    value = config.get(key)
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{path}: {key} is missing or not a text")
+    return value
+
+
+def _whole(config: Mapping[str, Any], key: str, path: Path) -> int:
+    value = config.get(key)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ConfigError(f"{path}: {key} is missing or not a whole number")
+    return value
+
+
+def _texts(config: Mapping[str, Any], key: str, path: Path) -> dict[str, str]:
+    value = config.get(key) or {}
+    if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
+        raise ConfigError(f"{path}: {key} is not a map of texts")
+    return value

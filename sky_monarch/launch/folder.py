@@ -1,0 +1,260 @@
+"""Run folders: what a run leaves on disk, and what that says about it."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import enum
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from sky_monarch.errors import LaunchError, RunNotFoundError
+from sky_monarch.launch.environment import state_dir
+from sky_monarch.launch.process import Process, carrying
+
+__all__ = ["Phase", "RunFolder", "find", "list_runs", "name_lock", "new_run_id", "runs_dir", "write_json"]
+
+_LOCK_WAIT_S = 10.0
+
+
+class Phase(enum.Enum):
+    """What a run folder and the processes it names say about a run."""
+
+    LAUNCHING = "its launcher has not started the agent yet"
+    LIVE = "its agent runs"
+    ENDED = "it has a final status"
+    LOST = "it has no final status, and no agent"
+
+
+def runs_dir(state: Path | None = None) -> Path:
+    """The folder that holds one folder a run."""
+    return (state or state_dir()) / "runs"
+
+
+def new_run_id(name: str, now: datetime | None = None) -> str:
+    """A fresh run id: ``<name>-<yyyymmdd>-<hhmmss>-<4 hex>``."""
+    moment = now or datetime.now().astimezone()
+    return f"{name}-{moment:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+def write_json(path: Path, value: Any, *, mode: int = 0o600) -> None:
+    """Write a JSON file so that nobody ever sees half of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(2)}")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(value, file, indent=1, ensure_ascii=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """One run on disk.
+
+    Attributes:
+        path: The folder, ``<state>/runs/<run_id>``.
+    """
+
+    path: Path
+
+    @property
+    def run_id(self) -> str:
+        """Id of the run."""
+        return self.path.name
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """``run.json``; empty where the launcher did not get that far."""
+        return _read_json(self.path / "run.json") or {}
+
+    @property
+    def name(self) -> str:
+        """Name of the run."""
+        return str(self.info.get("name") or self.run_id.rsplit("-", 3)[0])
+
+    @property
+    def created_ms(self) -> int:
+        """Unix time of its creation in milliseconds."""
+        return int(self.info.get("created_ms", 0))
+
+    @property
+    def final(self) -> dict[str, Any] | None:
+        """The last status, once the run has ended."""
+        return _read_json(self.path / "final.json")
+
+    @property
+    def job(self) -> dict[str, Any]:
+        """The public job; empty where the launcher did not get that far."""
+        return _read_json(self.path / "job.json") or {}
+
+    @property
+    def journal(self) -> Path:
+        """The database of events."""
+        return self.path / "journal.db"
+
+    @property
+    def api(self) -> Path:
+        """Unix socket of the controller's API."""
+        return Path(self.info.get("sockets", {}).get("api") or self.path / "api.sock")
+
+    @property
+    def token(self) -> str | None:
+        """Secret of the run; None once it was settled."""
+        return (_read_json(self.path / "private.json") or {}).get("token")
+
+    def process(self, who: str) -> Process | None:
+        """The running ``agent``, ``controller`` or ``lighthouse``; None where it does not run."""
+        written = _read_json(self.path / f"{who}.pid")
+        if not written:
+            return None
+        process = Process(int(written.get("pid", 0)), int(written.get("start_ticks", -1)))
+        return process if process.alive else None
+
+    def launcher(self) -> Process | None:
+        """The launching process while it runs."""
+        info = self.info
+        process = Process(int(info.get("launcher_pid", 0)), int(info.get("launcher_start_ticks", -1)))
+        return process if process.alive else None
+
+    def agent(self) -> Process | None:
+        """The running agent, also where its launcher died before it could write down the pid."""
+        known = self.process("agent")
+        if known or (self.path / "agent.pid").exists():
+            return known
+        return next(
+            (found for found in carrying(self.run_id) if "sky_monarch.agent" in found.command()), None
+        )
+
+    def phase(self) -> Phase:
+        """What the files and processes say now."""
+        if (self.path / "final.json").exists():
+            return Phase.ENDED
+        if self.agent():
+            return Phase.LIVE
+        if not (self.path / "agent.pid").exists() and self.launcher():
+            return Phase.LAUNCHING
+        # The agent may have ended, after the controller wrote the end, between the two looks.
+        return Phase.ENDED if (self.path / "final.json").exists() else Phase.LOST
+
+    def holder(self) -> str | None:
+        """Who keeps the name of this run taken, in words; None where nobody does."""
+        phase = self.phase()
+        since = datetime.fromtimestamp(self.created_ms / 1000).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        if phase is Phase.LIVE and (agent := self.agent()):
+            return f"agent pid {agent.pid}, since {since}"
+        if phase is Phase.LAUNCHING:
+            return f"being launched by pid {self.info.get('launcher_pid')}, since {since}"
+        if phase is Phase.LOST and (left := carrying(self.run_id)):
+            return f"agent dead, but {len(left)} processes left, such as pid {left[0].pid}, since {since}"
+        return None
+
+    def tail(self, *, lines: int = 15) -> str:
+        """Last lines of the logs of agent, controller and lighthouse, each under its name."""
+        parts = []
+        for who in ("agent", "controller", "lighthouse"):
+            with contextlib.suppress(OSError):
+                with (self.path / f"{who}.log").open("rb") as file:
+                    file.seek(max(0, file.seek(0, os.SEEK_END) - 16_384))
+                    text = file.read().decode(errors="replace").splitlines()[-lines:]
+                if text:
+                    parts.append("\n".join([f"{who}.log:", *(f"  {line}" for line in text)]))
+        return "\n".join(parts)
+
+    def settle(self) -> None:
+        """Remove what an ended run no longer needs: its secrets, its sockets. Safe to repeat."""
+        for leftover in (self.path / "private.json", *self._sockets()):
+            with contextlib.suppress(OSError):
+                leftover.unlink()
+        with contextlib.suppress(OSError):
+            outside = self.api.parent
+            if outside != self.path and outside.name.startswith("sky-monarch-"):
+                outside.rmdir()
+
+    def _sockets(self) -> list[Path]:
+        return [Path(path) for path in self.info.get("sockets", {}).values() if path]
+
+    def remove(self) -> None:
+        """Remove the folder and everything in it."""
+        self.settle()
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def list_runs(state: Path | None = None) -> list[RunFolder]:
+    """All runs, oldest first."""
+    root = runs_dir(state)
+    try:
+        folders = [RunFolder(path) for path in root.iterdir() if (path / "run.json").is_file()]
+    except OSError:
+        return []
+    return sorted(folders, key=lambda folder: (folder.created_ms, folder.run_id))
+
+
+def find(name_or_id: str, state: Path | None = None) -> RunFolder:
+    """The run of this id, else the live run of this name, else its newest ended one.
+
+    Raises:
+        RunNotFoundError: There is none.
+    """
+    runs = list_runs(state)
+    if exact := [folder for folder in runs if folder.run_id == name_or_id]:
+        return exact[0]
+    named = [folder for folder in runs if folder.name == name_or_id]
+    live = [folder for folder in named if folder.phase() in (Phase.LIVE, Phase.LAUNCHING)]
+    if named:
+        return (live or named)[-1]
+    known = sorted({folder.name for folder in runs})
+    near = difflib.get_close_matches(name_or_id, known, n=1)
+    hint = (
+        f"did you mean {near[0]!r}?" if near else "`sky-monarch status --all` lists the runs of this machine"
+    )
+    raise RunNotFoundError(f"no run is named {name_or_id!r}", hint=hint)
+
+
+@contextlib.contextmanager
+def name_lock(name: str, state: Path) -> Iterator[None]:
+    """Held while a name is checked and taken, so that of two launches at the same instant one wins.
+
+    Raises:
+        LaunchError: Somebody held it for ten seconds: the work under it takes milliseconds.
+    """
+    folder = state / "names"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle = os.open(folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        deadline = time.monotonic() + _LOCK_WAIT_S
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    message = f"another launch has held the name {name!r} for {_LOCK_WAIT_S:.0f} s"
+                    raise LaunchError(message, hint=f"see who: fuser -v {folder / f'{name}.lock'}") from None
+                time.sleep(0.02)
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,204 @@
+"""Starts a run on this machine, and ends what is left of one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from sky_monarch.errors import LaunchError, RunExistsError
+from sky_monarch.launch.environment import agent_environment
+from sky_monarch.launch.folder import Phase, RunFolder, list_runs, name_lock, write_json
+from sky_monarch.launch.plan import LocalPlan
+from sky_monarch.launch.process import Process, carrying, end
+
+__all__ = ["finish", "launch", "reap"]
+
+_POLL_S = 0.05
+_GRACE_S = 3.0
+
+
+def _make_private(folder: Path) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
+
+
+def _refuse_taken(name: str, state: Path) -> None:
+    for folder in reversed(list_runs(state)):
+        if folder.name == name and (holder := folder.holder()):
+            raise RunExistsError(
+                f"a run named {name!r} is live: {folder.run_id} ({holder})",
+                hint=f"`sky-monarch attach {name}` to watch it, `sky-monarch down {name}` to end it, "
+                "or another name with -n",
+            )
+
+
+@contextlib.contextmanager
+def _deaf() -> Iterator[None]:
+    """Ignore Ctrl-C and SIGTERM for the length of a clean-up, which has its own deadline."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, signal.SIG_IGN) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _take(plan: LocalPlan) -> RunFolder:
+    """Make the run folder with ``run.json`` in it: from here on ``status`` lists the run."""
+    folder = RunFolder(plan.run_dir)
+    _make_private(plan.state)
+    _make_private(plan.run_dir.parent)
+    own = Process.of(os.getpid())
+    with name_lock(plan.name, plan.state):
+        _refuse_taken(plan.name, plan.state)
+        for leftover in plan.run_dir.parent.iterdir():  # of launchers killed between mkdir and run.json
+            with contextlib.suppress(OSError):
+                leftover.rmdir()
+        try:
+            plan.run_dir.mkdir(mode=0o700)
+            write_json(
+                plan.run_dir / "run.json",
+                {
+                    **plan.run_json,
+                    "created_ms": time.time_ns() // 1_000_000,
+                    "launcher_pid": os.getpid(),
+                    "launcher_start_ticks": own.start_ticks if own else 0,
+                },
+            )
+        except FileExistsError as error:  # of two ids with the same random end in one second
+            raise LaunchError(f"{plan.run_dir} exists already", hint="try again") from error
+        except BaseException:
+            with _deaf():
+                folder.remove()
+            raise
+    return folder
+
+
+def _spawn(plan: LocalPlan) -> subprocess.Popen[bytes]:
+    log = os.open(plan.run_dir / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        agent = subprocess.Popen(
+            list(plan.agent_argv),
+            cwd=plan.run_dir,
+            env=agent_environment(plan.run_id),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # the terminal's Ctrl-C and hang-up are not for it
+        )
+    finally:
+        os.close(log)
+    # Somebody must wait for it, or it stays a zombie for as long as this process lives.
+    threading.Thread(target=agent.wait, name="agent-reaper", daemon=True).start()
+    if started := Process.of(agent.pid):
+        write_json(plan.run_dir / "agent.pid", {"pid": started.pid, "start_ticks": started.start_ticks})
+    return agent
+
+
+def _await_controller(
+    folder: RunFolder, agent: subprocess.Popen[bytes], ready: Callable[[RunFolder], bool], deadline_s: float
+) -> None:
+    start = time.monotonic()
+    while not ready(folder) and folder.phase() is not Phase.ENDED:
+        if agent.poll() is not None and folder.phase() is not Phase.ENDED:
+            raise LaunchError(f"the agent ended with code {agent.returncode} before the controller answered")
+        if time.monotonic() - start > deadline_s:
+            raise LaunchError(f"the controller did not answer within {deadline_s:.0f} s")
+        time.sleep(_POLL_S)
+
+
+def launch(plan: LocalPlan, *, ready: Callable[[RunFolder], bool], deadline_s: float = 60.0) -> RunFolder:
+    """Start a run, and return once its controller answers.
+
+    Killed at any moment, this leaves either nothing or a run that ``status`` lists and ``down`` ends.
+
+    Args:
+        plan: What to write and start.
+        ready: Says whether the controller of that run answers.
+        deadline_s: Longest wait for that.
+
+    Raises:
+        RunExistsError: A live run has this name.
+        LaunchError: The processes did not come up; they are ended, the folder is kept for its logs.
+    """
+    folder = _take(plan)
+    try:
+        _make_private(plan.socket_dir)
+        for name, content in plan.files.items():
+            write_json(plan.run_dir / name, content)
+        agent = _spawn(plan)
+        _await_controller(folder, agent, ready, deadline_s)
+    except Exception as error:
+        with _deaf():
+            logs = folder.tail()
+            reap(folder, grace_s=_GRACE_S)
+            finish(folder, state="FAILED", reason=f"launch failed: {error}", exit_code=1)
+        if isinstance(error, OSError):
+            raise LaunchError(f"the run could not be started: {error}") from error
+        if isinstance(error, LaunchError):
+            message = f"{error}\n{logs}" if logs else str(error)
+            raise LaunchError(message, hint=f"the logs are in {folder.path}") from error
+        raise
+    except BaseException:  # Ctrl-C: the run was never handed to anybody
+        with _deaf():
+            if left := reap(folder, grace_s=_GRACE_S):
+                finish(folder, state="CANCELLED", reason=f"interrupted; still alive: {left}", exit_code=130)
+            else:
+                folder.remove()
+        raise
+    return folder
+
+
+def reap(folder: RunFolder, *, grace_s: float) -> list[Process]:
+    """End what is left of a run without its controller: the agent first, then whatever carries the run id.
+
+    Returns:
+        What could not be ended.
+    """
+    agent = folder.agent()
+    known = [process for who in ("controller", "lighthouse") if (process := folder.process(who))]
+    left = end(folder.run_id, first=[agent] if agent else [], grace_s=grace_s)
+    for process in known:  # their environment may have been unreadable
+        if process.alive:
+            process.signal(signal.SIGKILL)
+    return left or [process for process in carrying(folder.run_id) if process.alive]
+
+
+def finish(folder: RunFolder, *, state: str, reason: str, exit_code: int) -> Mapping[str, Any]:
+    """Write the final status of a run that no controller is left to write, and settle its folder.
+
+    A final status that exists already is kept.
+    """
+    final = folder.final
+    if final is None:
+        now_ms = time.time_ns() // 1_000_000
+        info = folder.info
+        created_ms = folder.created_ms
+        final = {
+            "run_id": folder.run_id,
+            "name": folder.name,
+            "state": state,
+            "reason": reason,
+            "exit_code": exit_code,
+            "infra": info.get("infra", "local"),
+            "created_ms": created_ms,
+            "ended_ms": now_ms,
+            "elapsed_s": max(0.0, (now_ms - created_ms) / 1000),
+            "run_dir": str(folder.path),
+            "groups": [],
+            "recoveries": [],
+        }
+        write_json(folder.path / "final.json", final)
+    folder.settle()
+    return final

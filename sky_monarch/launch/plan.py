@@ -1,0 +1,141 @@
+"""What a local run consists of: files, sockets, services. Pure: reads nothing, writes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["LocalPlan", "plan_local"]
+
+_SOCKET_PATH_LIMIT = 100  # sun_path holds 108 bytes on Linux, 104 on macOS; some room for suffixes
+_LINGER_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalPlan:
+    """Everything that a local launch writes and starts.
+
+    Attributes:
+        name: Name of the run.
+        run_id: Its id.
+        state: State folder.
+        run_dir: Folder of the run.
+        socket_dir: Where its sockets go; the run folder, unless their paths would be too long there.
+        run_json: Content of ``run.json``, without what only the launching process knows.
+        files: Content of the other JSON files by name, in the order in which they are written.
+        agent_argv: Command line of the head agent.
+    """
+
+    name: str
+    run_id: str
+    state: Path
+    run_dir: Path
+    socket_dir: Path
+    run_json: Mapping[str, Any]
+    files: Mapping[str, Mapping[str, Any]]
+    agent_argv: Sequence[str]
+
+
+def plan_local(
+    job: Mapping[str, Any],
+    private: Mapping[str, Mapping[str, str]],
+    *,
+    run_id: str,
+    state: Path,
+    temporary: Path,
+    python: str,
+    version: str,
+    token: str,
+    base_env: Mapping[str, str],
+    injections: Sequence[Mapping[str, Any]] = (),
+    host: str = "local",
+) -> LocalPlan:
+    """Plan a run on this machine.
+
+    Args:
+        job: The public JobSpec as JSON values: of ``envs`` and ``secrets`` the names only, paths absolute.
+        private: The values of ``envs`` and ``secrets``.
+        run_id: Id of the run.
+        state: State folder.
+        temporary: Folder for sockets where the state folder's path is too long.
+        python: Interpreter for agent, controller and lighthouse.
+        version: Version of sky-monarch.
+        token: Fresh secret of the run.
+        base_env: What ranks inherit beneath the job's own variables.
+        injections: Faults to rehearse, as protocol values.
+        host: Name of the one host.
+    """
+    run_dir = state / "runs" / run_id
+    longest = len(str(run_dir / "controller.sock").encode())
+    socket_dir = run_dir if longest <= _SOCKET_PATH_LIMIT else temporary / f"sky-monarch-{token[:16]}"
+    sockets = {who: str(socket_dir / f"{who}.sock") for who in ("api", "controller", "agent", "lighthouse")}
+    private_path = str(run_dir / "private.json")
+    common = {"run_id": run_id, "run_dir": str(run_dir), "private": private_path, "sockets": sockets}
+    lighthouse = dict(job.get("lighthouse") or {})
+    kind = lighthouse.setdefault("kind", "sky-monarch")
+
+    def service(name: str, **more: Any) -> dict[str, Any]:
+        return {
+            "name": name,
+            "argv": [python, "-m", f"sky_monarch.{name}", str(run_dir / f"{name}.json")],
+            "env": {},
+            "log": str(run_dir / f"{name}.log"),
+            "pid_file": str(run_dir / f"{name}.pid"),
+            "listen": None,
+            "listen_env": None,
+            **more,
+        }
+
+    agent = {
+        "run_id": run_id,
+        "host": host,
+        "run_dir": str(run_dir),
+        "private": private_path,
+        "socket": sockets["agent"],
+        "controller": f"unix:{sockets['controller']}",
+        "services": [
+            service("lighthouse", listen="127.0.0.1:0", listen_env="reserve" if kind == "torchft" else None),
+            service("controller"),
+        ],
+        "linger_s": _LINGER_S,
+    }
+    return LocalPlan(
+        name=str(job["name"]),
+        run_id=run_id,
+        state=state,
+        run_dir=run_dir,
+        socket_dir=socket_dir,
+        run_json={
+            "run_id": run_id,
+            "name": job["name"],
+            "infra": "local",
+            "version": version,
+            "sockets": sockets,
+        },
+        files={
+            "job.json": dict(job),
+            "private.json": {
+                "token": token,
+                "base_env": dict(base_env),
+                "envs": dict(private.get("envs", {})),
+                "secrets": dict(private.get("secrets", {})),
+            },
+            "lighthouse.json": {
+                **common,
+                **lighthouse,
+                "replicas": job["replicas"],
+                "min_replicas": job.get("min_replicas", 1),
+            },
+            "controller.json": {
+                **common,
+                "job": str(run_dir / "job.json"),
+                "host": host,
+                "lighthouse_kind": kind,
+                "injections": [dict(injection) for injection in injections],
+            },
+            "agent.json": agent,
+        },
+        agent_argv=[python, "-m", "sky_monarch.agent", str(run_dir / "agent.json")],
+    )

@@ -1,0 +1,190 @@
+"""The SDK: launch runs, watch them, end them. Its only counterpart is the controller's HTTP API.
+
+Every function takes the name or the id of a run; :class:`Run` has the same as methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sky_monarch.errors import ChannelError
+from sky_monarch.launch.folder import Phase, RunFolder, find, list_runs
+from sky_monarch.sdk import _up
+from sky_monarch.sdk._up import Job
+from sky_monarch.sdk.run import Run
+from sky_monarch.sdk.types import (
+    TERMINAL_STATES,
+    Event,
+    ExitStatus,
+    GroupStatus,
+    LighthouseStatus,
+    LogLine,
+    QuorumStatus,
+    RankStatus,
+    RecoveryRecord,
+    RunStatus,
+    SetupStatus,
+)
+
+if TYPE_CHECKING:
+    from sky_monarch.config import JobSpec
+
+__all__ = [
+    "TERMINAL_STATES",
+    "Event",
+    "ExitStatus",
+    "GroupStatus",
+    "Job",
+    "LighthouseStatus",
+    "LogLine",
+    "QuorumStatus",
+    "RankStatus",
+    "RecoveryRecord",
+    "Run",
+    "RunStatus",
+    "SetupStatus",
+    "attach",
+    "down",
+    "events",
+    "logs",
+    "runs",
+    "status",
+    "up",
+    "validate",
+]
+
+
+def validate(path: str | Path) -> JobSpec:
+    """Read and check a job file; start nothing.
+
+    Raises:
+        ConfigError: It cannot be used. As ``JobFileError`` it has all ``problems`` at once.
+    """
+    from sky_monarch.config import load_job
+
+    return load_job(Path(path))
+
+
+def up(
+    job: Job,
+    *,
+    name: str | None = None,
+    env: Mapping[str, str | None] | None = None,
+    secret: Mapping[str, str | None] | None = None,
+    inject: Iterable[str] = (),
+    detach: bool = True,
+    timeout_s: float = 60.0,
+) -> Run:
+    """Launch a job, and return once its controller answers.
+
+    Args:
+        job: Path of a job file, or a ``JobSpec``.
+        name: Name of the run; by default the job's.
+        env: Variables on top of the job's ``envs``; None as a value takes the caller's own.
+        secret: The same for ``secrets``.
+        inject: Faults to rehearse, such as ``kill:replica=1,rank=0,step=30``.
+        detach: Return at once; with False wait for the end, which must be a success. Where the waiting is
+            interrupted, the run goes on.
+        timeout_s: Longest wait for the controller to answer.
+
+    Raises:
+        ConfigError: The job cannot be used; nothing was started.
+        RunExistsError: A live run has its name.
+        LaunchError: It did not come up; what had started was ended.
+        RunFailedError: With ``detach=False``: it ended badly (as do SetupError and SupervisionError).
+    """
+    folder = _up.launch_job(job, name=name, env=env, secret=secret, inject=inject, timeout_s=timeout_s)
+    run = Run(folder)
+    if not detach:
+        run.wait().check()
+    return run
+
+
+def attach(name_or_id: str) -> Run:
+    """The run of this id, else the live run of this name, else its newest ended one.
+
+    Raises:
+        RunNotFoundError: There is none.
+    """
+    return Run(find(name_or_id))
+
+
+def status(name_or_id: str) -> RunStatus:
+    """What a run is doing now, or how it ended.
+
+    Raises:
+        RunNotFoundError: There is none.
+        ChannelTimeoutError: The controller did not answer in time.
+    """
+    with attach(name_or_id) as run:
+        return run.status()
+
+
+def runs(*, ended: bool = False) -> tuple[RunStatus, ...]:
+    """Status of the runs of this machine, oldest first. One whose controller is silent says so in ``reason``.
+
+    Args:
+        ended: Those that have ended as well.
+    """
+    return tuple(_brief(folder) for folder in list_runs() if ended or folder.phase() is not Phase.ENDED)
+
+
+def _brief(folder: RunFolder) -> RunStatus:
+    if folder.phase() is Phase.ENDED and folder.token is not None and folder.agent() is None:
+        folder.settle()  # nobody was attached when it ended
+    with Run(folder) as run:
+        try:
+            return run.status(patience_s=2.0)
+        except ChannelError as error:
+            return RunStatus(
+                run_id=folder.run_id,
+                name=folder.name,
+                state="RUNNING",
+                reason=str(error),
+                created_ms=folder.created_ms,
+                run_dir=str(folder.path),
+            )
+
+
+def events(name_or_id: str, *, after: int = 0, follow: bool = False) -> Iterator[Event]:
+    """What happened in a run, oldest first; see :meth:`Run.events`.
+
+    Raises:
+        RunNotFoundError: There is none.
+    """
+    with attach(name_or_id) as run:
+        yield from run.events(after=after, follow=follow)
+
+
+def logs(
+    name_or_id: str,
+    *,
+    replica: int | None = None,
+    rank: int | None = None,
+    generation: int | None = None,
+    setup: bool = False,
+    tail: int | None = None,
+    follow: bool = False,
+) -> Iterator[LogLine]:
+    """Captured output of a run, line by line; see :meth:`Run.logs`.
+
+    Raises:
+        RunNotFoundError: There is none.
+    """
+    with attach(name_or_id) as run:
+        yield from run.logs(
+            replica=replica, rank=rank, generation=generation, setup=setup, tail=tail, follow=follow
+        )
+
+
+def down(name_or_id: str, *, grace_s: float = 10.0, reason: str = "down") -> RunStatus:
+    """End a run in order; where nobody is left to do so, from outside. Safe to repeat.
+
+    Raises:
+        RunNotFoundError: There is none.
+        SystemCallError: Some process could not be ended.
+    """
+    with attach(name_or_id) as run:
+        return run.down(grace_s=grace_s, reason=reason)

@@ -1,0 +1,188 @@
+"""What the synchronous and the asynchronous client of the controller share: requests, patience, cursors."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from sky_monarch import errors
+from sky_monarch.launch.folder import Phase, RunFolder
+from sky_monarch.sdk._archive import Selection, log_lines
+from sky_monarch.sdk.types import Event, LogLine
+
+if TYPE_CHECKING:
+    import httpx
+
+__all__ = ["BASE_URL", "EventCursor", "LogCursor", "Patience", "failure", "headers", "timeout", "transient"]
+
+#: The host is only a name: the transport is a unix socket.
+BASE_URL = "http://controller"
+
+_CONNECT_S = 5.0
+_REQUEST_S = 10.0
+#: A stream that follows is silent while nothing happens; after this long it is opened anew, which also
+#: notices a controller that is stopped or wedged. Logs have no ids: they begin anew at their beginning.
+_FOLLOW_S = {"/v1/events": 30.0, "/v1/logs": 300.0}
+
+
+class Interrupted(errors.ChannelError):
+    """The controller cannot say more just now: its agent is not connected."""
+
+
+def headers(folder: RunFolder) -> dict[str, str]:
+    """Authorization of this run."""
+    token = folder.token
+    return {"Authorization": f"Bearer {token}"} if token else {}
+
+
+def timeout(path: str = "", *, follow: bool = False) -> httpx.Timeout:
+    """Deadlines of one request."""
+    import httpx
+
+    read_s = _FOLLOW_S[path] if follow else _REQUEST_S
+    return httpx.Timeout(_REQUEST_S, connect=_CONNECT_S, read=read_s)
+
+
+def transient() -> tuple[type[Exception], ...]:
+    """Errors after which the same request may succeed: the agent restarts a dead controller."""
+    import httpx
+
+    return (httpx.TransportError, json.JSONDecodeError, Interrupted)
+
+
+def failure(status_code: int, body: bytes) -> errors.SkyMonarchError:
+    """The error that an answer stands for."""
+    try:
+        error = json.loads(body)["error"]
+        message, hint = str(error["message"]), error.get("hint")
+    except (ValueError, KeyError, TypeError):
+        message, hint = f"the controller answered {status_code}", None
+    kind: type[errors.SkyMonarchError]
+    kind = {
+        400: errors.ConfigError,
+        401: errors.PeerRefusedError,
+        404: errors.ConfigError,  # the run is known, so it is a replica or rank that is not
+        409: Interrupted,
+    }.get(status_code, errors.ChannelError)
+    return kind(message, hint=hint)
+
+
+class Patience:
+    """How long to go on asking a controller that does not answer.
+
+    Args:
+        folder: Whose controller.
+        limit_s: Longest time without any answer.
+    """
+
+    def __init__(self, folder: RunFolder, *, limit_s: float = 20.0) -> None:
+        self._folder = folder
+        self._limit_s = limit_s
+        self.reset()
+
+    def reset(self) -> None:
+        """Something answered."""
+        self._since: float | None = None
+        self._delay_s = 0.05
+
+    def delay_s(self, error: Exception | None = None) -> float:
+        """Seconds to wait before the next attempt: 0 where the run has ended and the archive knows all.
+
+        Raises:
+            ChannelTimeoutError: The limit is over.
+        """
+        if self._folder.phase() in (Phase.ENDED, Phase.LOST):
+            return 0.0
+        now = time.monotonic()
+        self._since = now if self._since is None else self._since
+        if now - self._since > self._limit_s:
+            why = f": {error}" if error is not None and str(error) else ""
+            raise errors.ChannelTimeoutError(
+                f"the controller of {self._folder.run_id} has not answered for {self._limit_s:.0f} s{why}",
+                hint=f"its log is {self._folder.path / 'controller.log'}",
+            ) from error
+        delay_s, self._delay_s = self._delay_s, min(1.0, self._delay_s * 2)
+        return delay_s
+
+
+class EventCursor:
+    """Where a reader of events is, over reconnects.
+
+    Args:
+        after: Id of the last event that it knows.
+    """
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def query(self, *, follow: bool) -> dict[str, str]:
+        """Parameters of the next request."""
+        return {"after": str(self.after), "follow": str(int(follow))}
+
+    def accept(self, line: str) -> Event | None:
+        """Take one line of the stream; None where it holds nothing new."""
+        if not line.strip():
+            return None
+        return self.pass_on(Event.from_json(json.loads(line)))
+
+    def pass_on(self, event: Event) -> Event | None:
+        """Take one event; None where it is known already."""
+        if event.id <= self.after:
+            return None
+        self.after = event.id
+        return event
+
+
+class LogCursor:
+    """Where a reader of log lines is, over reconnects: how many lines of each process it has had.
+
+    Args:
+        selection: What it reads.
+        tail: It began with the last ``tail`` lines; None: at the beginning.
+    """
+
+    def __init__(self, selection: Selection, tail: int | None) -> None:
+        self._selection = selection
+        self._tail = tail
+        self._had: Counter[tuple[int | None, int | None, int]] = Counter()
+        self._skip: Counter[tuple[int | None, int | None, int]] = Counter()
+
+    def query(self, *, follow: bool) -> dict[str, str]:
+        """Parameters of the next request."""
+        query: dict[str, Any] = {**self._selection.query(), "follow": str(int(follow))}
+        if self._tail is not None:
+            # Nobody can say how many lines came while the controller was away: go on with new ones.
+            query["tail"] = str(0 if self._had else self._tail)
+        return query
+
+    def rewind(self) -> None:
+        """The stream starts over: skip what was had already."""
+        self._skip = Counter(self._had) if self._tail is None else Counter()
+
+    def rest(self, folder: RunFolder) -> Iterator[LogLine]:
+        """What the archive of an ended run holds beyond what was had."""
+        if self._tail is not None and self._had:
+            return  # without a known place in the file, lines would come twice
+        self.rewind()
+        yield from filter(None, map(self.pass_on, log_lines(folder, self._selection, tail=self._tail)))
+
+    def accept(self, line: str) -> LogLine | None:
+        """Take one line of the stream; None where it was had already."""
+        if not line.strip():
+            return None
+        value = json.loads(line)
+        if "line" not in value and "error" in value:
+            raise Interrupted(str(value["error"].get("message")))
+        return self.pass_on(LogLine.from_json(value))
+
+    def pass_on(self, line: LogLine) -> LogLine | None:
+        """Take one log line; None where it was had already."""
+        key = (line.replica, line.rank, line.generation)
+        if self._skip[key] > 0:
+            self._skip[key] -= 1
+            return None
+        self._had[key] += 1
+        return line

@@ -1,0 +1,293 @@
+"""A run, seen from outside: the synchronous client of its controller."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Self
+
+from sky_monarch.errors import ChannelTimeoutError, SkyMonarchError, SystemCallError
+from sky_monarch.launch import local
+from sky_monarch.launch.folder import Phase, RunFolder
+from sky_monarch.launch.process import carrying
+from sky_monarch.sdk import _api, _archive
+from sky_monarch.sdk._archive import Selection
+from sky_monarch.sdk.types import Event, LogLine, RunStatus
+
+if TYPE_CHECKING:
+    import httpx
+
+__all__ = ["Run"]
+
+_POLL_S = 0.1
+#: Beyond its grace time a run gets this long to end in order before it is ended from outside.
+_DOWN_MARGIN_S = 20.0
+
+
+class Run(AbstractContextManager["Run"]):
+    """A handle on one run; it holds no state of its own, so any number of them may exist.
+
+    Args:
+        folder: Where the run lives on disk.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._client: httpx.Client | None = None
+
+    def __repr__(self) -> str:
+        return f"Run({self.run_id!r})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def run_id(self) -> str:
+        """Its id."""
+        return self._folder.run_id
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self._folder.name
+
+    @property
+    def folder(self) -> RunFolder:
+        """Where it lives on disk."""
+        return self._folder
+
+    def close(self) -> None:
+        """Close the connection; the run goes on."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def _http(self) -> httpx.Client:
+        import httpx
+
+        if self._client is None:
+            self._client = httpx.Client(
+                transport=httpx.HTTPTransport(uds=str(self._folder.api)),
+                base_url=_api.BASE_URL,
+                headers=_api.headers(self._folder),
+                timeout=_api.timeout(),
+            )
+        return self._client
+
+    def answers(self) -> bool:
+        """Whether the controller answers right now (one attempt, 2 s at most)."""
+        import httpx
+
+        if not self._folder.api.exists():
+            return False
+        try:
+            return self._http().get("/v1/status", timeout=2.0).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def status(self, *, patience_s: float = 20.0) -> RunStatus:
+        """What the run is doing now, or how it ended.
+
+        Args:
+            patience_s: Longest wait for a controller that is being restarted.
+
+        Raises:
+            ChannelTimeoutError: The controller did not answer in time.
+        """
+        patience = _api.Patience(self._folder, limit_s=patience_s)
+        while True:
+            if (known := _archive.status(self._folder)) is not None:
+                return known
+            try:
+                response = self._http().get("/v1/status")
+                if response.status_code != 200:
+                    raise _api.failure(response.status_code, response.content)
+                return RunStatus.from_json(response.json())
+            except _api.transient() as error:
+                time.sleep(patience.delay_s(error))
+
+    def wait(self, *, timeout_s: float | None = None) -> RunStatus:
+        """Wait for the end of the run, and for its processes to be gone.
+
+        Args:
+            timeout_s: Longest wait; None: as long as it takes.
+
+        Raises:
+            ChannelTimeoutError: It was still going on after ``timeout_s``.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while self._folder.phase() in (Phase.LIVE, Phase.LAUNCHING):
+            if deadline is not None and time.monotonic() > deadline:
+                raise ChannelTimeoutError(f"{self.run_id} was still going on after {timeout_s:g} s")
+            time.sleep(_POLL_S)
+        self._settle()
+        return self.status()
+
+    def _settle(self) -> None:
+        """Wait a moment for the agent of an ended run to go, then drop secrets and sockets."""
+        deadline = time.monotonic() + _DOWN_MARGIN_S
+        while self._folder.agent() is not None:
+            if time.monotonic() > deadline:
+                return
+            time.sleep(_POLL_S)
+        if self._folder.phase() is Phase.ENDED:
+            self._folder.settle()
+
+    def leftovers(self) -> list[int]:
+        """Pids of this run that live on although it has ended or its agent is dead."""
+        if self._folder.phase() in (Phase.LIVE, Phase.LAUNCHING):
+            return []
+        return [process.pid for process in carrying(self.run_id)]
+
+    def events(self, *, after: int = 0, follow: bool = False) -> Iterator[Event]:
+        """What happened, oldest first.
+
+        Args:
+            after: Only events with a larger id.
+            follow: Go on until the run ends.
+
+        Raises:
+            ChannelTimeoutError: The controller did not answer in time.
+        """
+        cursor = _api.EventCursor(after)
+        patience = _api.Patience(self._folder)
+        while self._folder.phase() is Phase.LIVE or (follow and self._folder.phase() is Phase.LAUNCHING):
+            try:
+                for line in self._stream("/v1/events", cursor.query(follow=follow), follow=follow):
+                    patience.reset()
+                    if event := cursor.accept(line):
+                        yield event
+                if not follow:
+                    return
+                time.sleep(patience.delay_s())
+            except _api.transient() as error:
+                time.sleep(patience.delay_s(error))
+        yield from _archive.events(self._folder, after=cursor.after)
+
+    def logs(
+        self,
+        *,
+        replica: int | None = None,
+        rank: int | None = None,
+        generation: int | None = None,
+        setup: bool = False,
+        tail: int | None = None,
+        follow: bool = False,
+    ) -> Iterator[LogLine]:
+        """Captured output, line by line.
+
+        Args:
+            replica: Of one replica group only.
+            rank: Of one rank of each group only.
+            generation: Of one generation only.
+            setup: The output of ``setup`` instead.
+            tail: Of each process the last lines only.
+            follow: Go on until the run ends.
+
+        Raises:
+            ConfigError: A number is negative.
+            ChannelTimeoutError: The controller did not answer in time.
+        """
+        selection = Selection(replica=replica, rank=rank, generation=generation, setup=setup)
+        cursor = _api.LogCursor(selection, tail)
+        patience = _api.Patience(self._folder)
+        while self._folder.phase() is Phase.LIVE or (follow and self._folder.phase() is Phase.LAUNCHING):
+            try:
+                cursor.rewind()
+                for line in self._stream("/v1/logs", cursor.query(follow=follow), follow=follow):
+                    patience.reset()
+                    if found := cursor.accept(line):
+                        yield found
+                if not follow:
+                    return
+                time.sleep(patience.delay_s())
+            except _api.transient() as error:
+                time.sleep(patience.delay_s(error))
+        yield from cursor.rest(self._folder)
+
+    def log_bytes(
+        self,
+        *,
+        replica: int | None = None,
+        rank: int | None = None,
+        generation: int | None = None,
+        setup: bool = False,
+    ) -> Iterator[bytes]:
+        """The exact bytes that one process (of one slot) has written so far, in chunks.
+
+        Raises:
+            ConfigError: More than one process is selected.
+            ChannelError: The controller went away in between.
+        """
+        selection = Selection(replica=replica, rank=rank, generation=generation, setup=setup)
+        selection.require_one_process()
+        patience = _api.Patience(self._folder)
+        sent = 0
+        while self._folder.phase() is Phase.LIVE:
+            try:
+                with self._http().stream("GET", "/v1/logs/raw", params=selection.query()) as response:
+                    if response.status_code != 200:
+                        raise _api.failure(response.status_code, response.read())
+                    skip = sent
+                    for chunk in response.iter_raw():
+                        if fresh := chunk[skip:]:
+                            sent += len(fresh)
+                            yield fresh
+                        skip = max(0, skip - len(chunk))
+                return
+            except _api.transient() as error:
+                time.sleep(patience.delay_s(error))
+        yield from _archive.skip_bytes(_archive.log_bytes(self._folder, selection), sent)
+
+    def _stream(self, path: str, query: dict[str, str], *, follow: bool) -> Iterator[str]:
+        timeout = _api.timeout(path, follow=follow)
+        with self._http().stream("GET", path, params=query, timeout=timeout) as response:
+            if response.status_code != 200:
+                raise _api.failure(response.status_code, response.read())
+            yield from response.iter_lines()
+
+    def down(self, *, grace_s: float = 10.0, reason: str = "down") -> RunStatus:
+        """End the run in order; where nobody is left to do so, from outside. Safe to repeat.
+
+        Args:
+            grace_s: Seconds between TERM and KILL.
+            reason: Shown in the events.
+
+        Raises:
+            SystemCallError: Some process could not be ended.
+        """
+        state, code, why = "CANCELLED", 8, reason
+        if self._folder.phase() is Phase.LOST:
+            state, code, why = "FAILED", 1, "its agent died; what it left was ended by down"
+        elif self._folder.phase() is Phase.LIVE and self._ask_down(grace_s, reason):
+            self._await_end(grace_s)
+        left = local.reap(self._folder, grace_s=grace_s)
+        if left:
+            pids = ", ".join(str(process.pid) for process in left)
+            raise SystemCallError(f"these processes of {self.run_id} could not be ended: {pids}")
+        local.finish(self._folder, state=state, reason=why, exit_code=code)
+        return self.status()
+
+    def _ask_down(self, grace_s: float, reason: str) -> bool:
+        """Whether the controller took the order."""
+        patience = _api.Patience(self._folder, limit_s=6.0)
+        while self._folder.phase() is Phase.LIVE:
+            try:
+                body = {"grace_s": grace_s, "reason": reason}
+                response = self._http().post("/v1/down", json=body)
+                return response.status_code in (200, 202)
+            except _api.transient() as error:
+                try:
+                    time.sleep(patience.delay_s(error))
+                except SkyMonarchError:
+                    return False
+        return False
+
+    def _await_end(self, grace_s: float) -> None:
+        deadline = time.monotonic() + grace_s + _DOWN_MARGIN_S
+        while self._folder.agent() is not None and time.monotonic() < deadline:
+            time.sleep(_POLL_S)

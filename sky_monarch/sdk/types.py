@@ -1,0 +1,389 @@
+"""What the SDK returns: frozen values, with units in their names."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+from sky_monarch.errors import (
+    NoCapacityError,
+    RunCancelledError,
+    RunFailedError,
+    SetupError,
+    SupervisionError,
+)
+
+__all__ = [
+    "TERMINAL_STATES",
+    "Event",
+    "ExitStatus",
+    "GroupStatus",
+    "LighthouseStatus",
+    "LogLine",
+    "QuorumStatus",
+    "RankStatus",
+    "RecoveryRecord",
+    "RunStatus",
+    "SetupStatus",
+]
+
+#: States that a run never leaves.
+TERMINAL_STATES = frozenset({"SUCCEEDED", "FAILED", "FAILED_SETUP", "CANCELLED", "LOST"})
+
+
+class _Record:
+    """Reads and writes JSON. Unknown keys are ignored and missing ones take their default, as on the wire."""
+
+    __slots__ = ()
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Build from a JSON object."""
+        known: dict[str, Any] = {}
+        for spec in dataclasses.fields(cls):
+            if spec.name not in value:
+                continue
+            item = value[spec.name]
+            inner: type[_Record] | None = spec.metadata.get("of")
+            if inner is not None and item is not None:
+                item = (
+                    tuple(inner.from_json(each) for each in item)
+                    if isinstance(item, list)
+                    else inner.from_json(item)
+                )
+            elif isinstance(item, list):
+                item = tuple(item)
+            elif item is None and spec.default is not dataclasses.MISSING:
+                item = spec.default
+            known[spec.name] = item
+        return cls(**known)
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object it was built from, with all fields."""
+        return {spec.name: _plain(getattr(self, spec.name)) for spec in dataclasses.fields(self)}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, _Record):
+        return value.to_json()
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExitStatus(_Record):
+    """How a process ended.
+
+    Attributes:
+        code: Exit code; None where a signal killed it.
+        signal: Number of the signal that killed it.
+        oom: The kernel's OOM killer did it.
+        collateral: It was ended because another rank of its group had died.
+    """
+
+    code: int | None = None
+    signal: int | None = None
+    oom: bool = False
+    collateral: bool = False
+
+    def __str__(self) -> str:
+        if self.signal is None:
+            return f"exited with code {self.code}"
+        try:
+            text = f"killed by {signal.Signals(self.signal).name}"
+        except ValueError:
+            text = f"killed by signal {self.signal}"
+        return f"{text} (out of memory)" if self.oom else text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStatus(_Record):
+    """One rank of a replica group.
+
+    Attributes:
+        rank: Rank inside the group.
+        pid: Its pid while it runs.
+        state: What it is doing.
+        exit: How it ended last.
+    """
+
+    rank: int
+    pid: int | None = None
+    state: str = ""
+    exit: ExitStatus | None = field(default=None, metadata={"of": ExitStatus})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupStatus(_Record):
+    """One replica group.
+
+    Attributes:
+        replica: Which one.
+        state: What it is doing.
+        generation: Current, or last, generation.
+        restarts: Restarts so far.
+        restarts_left: Restarts left in the window.
+        step: Last committed step.
+        loss: Last reported loss.
+        quorum_id: Quorum of the last commit.
+        participants: Groups that took part in it.
+        rate: Committed steps a second, lately.
+        metrics: Whatever else its session measured.
+        ranks: Its ranks.
+        reason: Why it is in this state.
+    """
+
+    replica: int
+    state: str = "PENDING"
+    generation: int = 0
+    restarts: int = 0
+    restarts_left: int | None = None
+    step: int | None = None
+    loss: float | None = None
+    quorum_id: int | None = None
+    participants: int | None = None
+    rate: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    ranks: tuple[RankStatus, ...] = field(default=(), metadata={"of": RankStatus})
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryRecord(_Record):
+    """What one failure cost. Times count from the death, in seconds; None: not reached, or not applicable.
+
+    Attributes:
+        replica: Whose failure.
+        cause: What happened.
+        rank: The rank that it began with.
+        generation: The generation that ended.
+        next_generation: The one that replaced it.
+        wall_ms: When, as Unix time in milliseconds.
+        detect_s: Until the agent knew.
+        evict_s: Until the lighthouse had dropped the dead generation.
+        spawn_s: Until the replacement ran.
+        first_commit_s: Until the replacement committed a step.
+        lost_steps: Steps of this group's work that were lost.
+        warm: The replacement was a warm standby.
+        step: Last step committed before.
+    """
+
+    replica: int
+    cause: str = ""
+    rank: int | None = None
+    generation: int | None = None
+    next_generation: int | None = None
+    wall_ms: int | None = None
+    detect_s: float | None = None
+    evict_s: float | None = None
+    spawn_s: float | None = None
+    first_commit_s: float | None = None
+    lost_steps: int | None = None
+    warm: bool | None = None
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuorumStatus(_Record):
+    """The current quorum.
+
+    Attributes:
+        quorum_id: Its number; it only grows.
+        participants: Replica groups in it, or how many.
+    """
+
+    quorum_id: int | None = None
+    participants: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LighthouseStatus(_Record):
+    """The lighthouse of a run.
+
+    Attributes:
+        kind: ``sky-monarch`` or ``torchft``.
+        address: Where it listens.
+        pid: Its pid.
+    """
+
+    kind: str | None = None
+    address: str | None = None
+    pid: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetupStatus(_Record):
+    """The job's ``setup`` command.
+
+    Attributes:
+        state: What it is doing.
+        exit_code: Its exit code once it has ended.
+        tail: Its last lines.
+    """
+
+    state: str | None = None
+    exit_code: int | None = None
+    tail: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatus(_Record):
+    """A run.
+
+    Attributes:
+        run_id: Its id.
+        name: Its name.
+        state: One of PENDING SETUP STARTING RUNNING DEGRADED STOPPING SUCCEEDED FAILED FAILED_SETUP
+            CANCELLED LOST.
+        reason: Why it is in this state.
+        exit_code: What the CLI exits with; None while it runs.
+        infra: Where it runs.
+        created_ms: When it was launched, as Unix time in milliseconds.
+        ended_ms: When it ended.
+        elapsed_s: How long it has run.
+        replicas: Replica groups.
+        min_replicas: Fewest groups it goes on with.
+        ranks_per_replica: Ranks of each group.
+        step: Highest committed step.
+        target_step: Step at which the work is done.
+        quorum: The current quorum.
+        lighthouse: Its lighthouse.
+        controller_pid: Pid of its controller.
+        agent_pid: Pid of the head's agent.
+        run_dir: Its folder.
+        groups: Its replica groups.
+        recoveries: One record a failure.
+        setup: Its ``setup`` command, where it has one.
+    """
+
+    run_id: str
+    name: str = ""
+    state: str = "PENDING"
+    reason: str | None = None
+    exit_code: int | None = None
+    infra: str = "local"
+    created_ms: int | None = None
+    ended_ms: int | None = None
+    elapsed_s: float | None = None
+    replicas: int | None = None
+    min_replicas: int | None = None
+    ranks_per_replica: int | None = None
+    step: int | None = None
+    target_step: int | None = None
+    quorum: QuorumStatus | None = field(default=None, metadata={"of": QuorumStatus})
+    lighthouse: LighthouseStatus | None = field(default=None, metadata={"of": LighthouseStatus})
+    controller_pid: int | None = None
+    agent_pid: int | None = None
+    run_dir: str | None = None
+    groups: tuple[GroupStatus, ...] = field(default=(), metadata={"of": GroupStatus})
+    recoveries: tuple[RecoveryRecord, ...] = field(default=(), metadata={"of": RecoveryRecord})
+    setup: SetupStatus | None = field(default=None, metadata={"of": SetupStatus})
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run has reached a state that it never leaves."""
+        return self.state in TERMINAL_STATES
+
+    def check(self) -> Self:
+        """Return itself, unless the run ended badly.
+
+        Raises:
+            SetupError: Its ``setup`` failed.
+            SupervisionError: It could not hold ``min_replicas``.
+            RunCancelledError: ``down`` ended it.
+            NoCapacityError: There was no room for it.
+            RunFailedError: It failed otherwise.
+        """
+        if not self.ended or self.state == "SUCCEEDED":
+            return self
+        by_code: dict[int | None, type[RunFailedError | SetupError | SupervisionError | NoCapacityError]] = {
+            3: NoCapacityError,
+            4: SupervisionError,
+            5: SetupError,
+            8: RunCancelledError,
+        }
+        raise by_code.get(self.exit_code, RunFailedError)(
+            f"run {self.run_id} is {self.state}: {self.reason or 'no reason was given'}",
+            hint=f"`sky-monarch logs {self.run_id} --tail 50` shows its last lines",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened in a run.
+
+    Attributes:
+        id: Place in the run's history, counted from 1.
+        wall_ms: When, as Unix time in milliseconds.
+        event: What kind.
+        fields: What else is known, by name.
+    """
+
+    id: int
+    wall_ms: int
+    event: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Build from one line of the API."""
+        own = ("id", "wall_ms", "event")
+        rest = {key: item for key, item in value.items() if key not in own}
+        return cls(
+            id=int(value.get("id", 0)),
+            wall_ms=int(value.get("wall_ms", 0)),
+            event=str(value.get("event", "unknown")),
+            fields=rest,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The line it was built from."""
+        return {"id": self.id, "wall_ms": self.wall_ms, "event": self.event, **self.fields}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine:
+    """One line of a rank's output, without its line end.
+
+    Attributes:
+        replica: Whose; None: ``setup``.
+        rank: Which rank; None: ``setup``.
+        generation: Which generation.
+        line: The text; bytes that are no UTF-8 are replaced.
+    """
+
+    replica: int | None
+    rank: int | None
+    generation: int
+    line: str
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Build from one line of the API."""
+        replica = value.get("replica")
+        setup = replica is None or replica == "setup"
+        rank = value.get("rank")
+        return cls(
+            replica=None if setup else int(typing.cast(int, replica)),
+            rank=None if setup or rank is None else int(rank),
+            generation=int(value.get("generation") or 0),
+            line=str(value.get("line", "")),
+        )
+
+    @property
+    def prefix(self) -> str:
+        """``[replica/rank]`` or ``[setup]``."""
+        return "[setup]" if self.replica is None else f"[{self.replica}/{self.rank}]"
+
+    def to_json(self) -> dict[str, Any]:
+        """The line it was built from."""
+        replica = "setup" if self.replica is None else self.replica
+        return {"replica": replica, "rank": self.rank, "generation": self.generation, "line": self.line}

@@ -1,0 +1,462 @@
+"""The real controller process, driven through its real sockets by a scripted agent."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import sqlite3
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sky_monarch.actors.channel_client import ChannelClient
+from sky_monarch.errors import ChannelClosedError, ChannelError, PeerRefusedError
+from tests.support.controllers import RUN_ID, TOKEN, ControllerRun, ScriptedAgent, controller
+from tests.support.waiting import eventually
+
+ROUTES = [
+    ("GET", "/v1/status"),
+    ("GET", "/v1/events"),
+    ("GET", "/v1/logs"),
+    ("GET", "/v1/logs/raw"),
+    ("POST", "/v1/down"),
+    ("GET", "/nothing-here"),
+]
+
+
+@pytest.fixture
+def run(tmp_path: Path):
+    with controller(tmp_path) as started:
+        yield started
+
+
+@pytest.fixture
+def agent(run: ControllerRun):
+    connected = ScriptedAgent(run).connect()
+    yield connected
+    connected.close()
+
+
+def trains(agent: ScriptedAgent, replicas: int = 3) -> list[dict[str, Any]]:
+    """Every group starts and commits."""
+    starts = agent.told("start_group", replicas)
+    for replica in range(replicas):
+        agent.start(replica)
+        agent.commit(replica, 1, first=True)
+    agent.all_acked()
+    return starts
+
+
+def test_a_run_goes_from_its_agent_to_success(run: ControllerRun, agent: ScriptedAgent) -> None:
+    plans = trains(agent)
+    assert [plan["replica"] for plan in plans] == [0, 1, 2]
+    assert plans[1]["command"] == {"kind": "exec", "argv": ["python", "train.py"]}
+    assert plans[1]["lighthouse"] == "http://127.0.0.1:41234"
+    for step in range(2, 6):
+        agent.commit(1, step)
+    status = eventually(lambda: (s := run.status())["step"] == 5 and s)
+    assert status["state"] == "RUNNING"
+    group = status["groups"][1]
+    assert (group["state"], group["generation"], group["step"], group["loss"]) == ("RUNNING", 1, 5, 2.5)
+    assert group["ranks"][0]["pid"] == 10_110
+    assert status["quorum"] == {"quorum_id": 4, "participants": 3}
+    assert status["target_step"] == 120
+    assert group["rate"] > 0
+    for replica in range(3):
+        agent.finish(replica)
+    agent.told("shutdown")
+    final = run.final
+    assert final is not None, "final.json is written before the agents are told to go"
+    assert (final["state"], final["exit_code"], final["step"]) == ("SUCCEEDED", 0, 120)
+    assert run.status()["state"] == "SUCCEEDED", "the API outlives the run, so that clients see its end"
+    run.process.send_signal(signal.SIGTERM)
+    assert run.process.wait(10) == 0
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+@pytest.mark.parametrize("token", [None, "", "wrong", TOKEN[:-1], TOKEN + "x"])
+def test_no_route_answers_without_the_token(
+    shared_run: ControllerRun, method: str, path: str, token: str | None
+) -> None:
+    with shared_run.client(token=token) as client:
+        response = client.request(method, path)
+    assert response.status_code == 401
+    assert set(response.json()["error"]) == {"kind", "message", "hint"}
+    assert TOKEN not in response.text
+    assert shared_run.status()["state"] == "PENDING", "nothing was done"
+
+
+@pytest.fixture(scope="module")
+def shared_run(tmp_path_factory: pytest.TempPathFactory):
+    with controller(tmp_path_factory.mktemp("shared")) as started:
+        yield started
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("GET", "/v1/events?after=-1", None, 400),
+        ("GET", "/v1/events?after=x", None, 400),
+        ("GET", "/v1/events?follow=yes", None, 400),
+        ("GET", "/v1/logs?replica=9", None, 404),
+        ("GET", "/v1/logs?replica=0&rank=7", None, 404),
+        ("GET", "/v1/logs?replica=setup", None, 404),
+        ("GET", "/v1/logs/raw", None, 400),
+        ("GET", "/v1/nothing", None, 404),
+        ("POST", "/v1/down", b"{", 400),
+        ("POST", "/v1/down", b"[]", 400),
+        ("POST", "/v1/down", b'{"grace_s": -1}', 400),
+        ("POST", "/v1/down", b'{"grace_s": NaN}', 400),
+        ("POST", "/v1/down", b'{"grace_s": "10"}', 400),
+        ("POST", "/v1/down", b'{"reason": 7}', 400),
+        ("POST", "/v1/down", b" " * 100_000, 400),
+        ("POST", "/v1/status", None, 400),
+        ("GET", "/v1/logs/raw?replica=0&rank=0&generation=1", None, 409),
+    ],
+)
+def test_bad_requests_are_refused_in_json_and_do_nothing(
+    shared_run: ControllerRun, method: str, path: str, body: bytes | None, status: int
+) -> None:
+    if status == 409:
+        pytest.skip("no generation has begun here: nothing to ask an agent for")
+    with shared_run.client() as client:
+        response = client.request(method, path, content=body)
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert error["kind"]
+    assert error["message"]
+    assert shared_run.status()["state"] == "PENDING"
+
+
+def test_only_the_owner_can_reach_the_socket(shared_run: ControllerRun) -> None:
+    assert Path(shared_run.api).stat().st_mode & 0o077 == 0
+
+
+def test_a_killed_controller_comes_back_and_adopts_the_live_groups(
+    run: ControllerRun, agent: ScriptedAgent
+) -> None:
+    trains(agent)
+    run.kill()
+    agent.close()
+    # While it is away one group dies and comes back on its own.
+    agent.die(2, 1)
+    agent.event("restart_scheduled", replica=2, generation=2, delay_s=0.0, restarts_left=7)
+    agent.start(2, 2, warm=True)
+    agent.event("first_commit", replica=2, generation=2, step=33)
+    assert run.start() < 5
+    before = {group["replica"]: group["generation"] for group in run.status()["groups"]}
+    assert before == {0: 1, 1: 1, 2: 1}, "rebuilt from the journal before any agent is back"
+    agent.connect()
+    agent.all_acked()
+    status = run.state("RUNNING")
+    assert [group["generation"] for group in status["groups"]] == [1, 1, 2]
+    assert status["groups"][0]["ranks"][0]["pid"] == 10_010, "the same process as before"
+    agent.pump(0.3)
+    assert agent.commands == [], "nothing was started, stopped or restarted"
+    (record,) = status["recoveries"]
+    assert (record["replica"], record["generation"], record["next_generation"]) == (2, 1, 2)
+    assert (record["warm"], record["lost_steps"], record["cause"]) == (True, 2, "rank 0 was killed by SIGKILL")
+    seen = [event["seq"] for event in run.events() if "seq" in event]
+    assert seen == sorted(set(seen)), "nothing is lost and nothing is stored twice"
+    assert len(seen) == agent.acked
+
+
+def test_a_run_that_ended_while_the_controller_was_away_is_not_run_again(
+    run: ControllerRun, agent: ScriptedAgent
+) -> None:
+    trains(agent)
+    run.kill()
+    agent.close()
+    for replica in range(3):
+        agent.finish(replica)
+    run.start()
+    agent.connect()
+    agent.told("shutdown")
+    assert run.final["state"] == "SUCCEEDED"
+    assert not [command for command in agent.commands if command["type"] == "start_group"]
+    # Once more, after the end: still the same, and the agent is still told to go.
+    run.kill()
+    agent.close()
+    run.start()
+    assert run.status()["state"] == "SUCCEEDED"
+    agent.connect()
+    agent.told("shutdown")
+
+
+def test_no_acked_event_is_lost_wherever_the_controller_is_killed(tmp_path: Path) -> None:
+    with controller(tmp_path) as run:
+        agent = ScriptedAgent(run).connect()
+        agent.told("start_group", 3)
+        for turn in range(6):
+            for number in range(40):
+                agent.event("notice", replica=None, message=f"{turn}:{number}")
+            threading.Timer(0.003 * turn, run.process.kill).start()
+            with pytest.raises(ChannelError):
+                while True:
+                    agent.pump(0.2)
+                    agent.send({"type": "nothing"}) if run.process.poll() is not None else None
+            run.process.wait(10)
+            acked = agent.acked
+            stored = sqlite3.connect(f"file:{run.folder / 'journal.db'}?mode=ro", uri=True)
+            seqs = [row[0] for row in stored.execute("SELECT seq FROM events WHERE seq IS NOT NULL ORDER BY seq")]
+            stored.close()
+            assert seqs == list(range(1, len(seqs) + 1)), "without gaps, once each"
+            assert len(seqs) >= acked, "what was acked is stored"
+            agent.close()
+            run.start()
+            agent.connect()
+            agent.all_acked()
+        messages = [event["message"] for event in run.events() if event["event"] == "notice" and ":" in event["message"]]
+        assert [m for m in messages if re.fullmatch(r"\d+:\d+", m)] == [f"{t}:{n}" for t in range(6) for n in range(40)]
+        agent.close()
+
+
+def test_down_stops_the_groups_and_is_idempotent(run: ControllerRun, agent: ScriptedAgent) -> None:
+    trains(agent)
+    assert run.down(grace_s=2.5, reason="enough").status_code == 202
+    assert run.down(grace_s=0, reason="again").status_code == 202
+    stops = agent.told("stop_group", 3)
+    assert {(stop["replica"], stop["grace_s"], stop["reason"]) for stop in stops} == {
+        (0, 2.5, "enough"),
+        (1, 2.5, "enough"),
+        (2, 2.5, "enough"),
+    }
+    assert run.status()["state"] == "STOPPING"
+    for replica in range(3):
+        agent.stop(replica)
+    (shutdown,) = agent.told("shutdown")
+    assert shutdown["grace_s"] == 2.5
+    assert (run.final["state"], run.final["exit_code"], run.final["reason"]) == ("CANCELLED", 8, "enough")
+    assert run.down().status_code == 202, "the third one too"
+    assert sum(event["event"] == "down_requested" for event in run.events()) == 1
+
+
+def test_down_during_setup_cancels_and_starts_no_group(tmp_path: Path) -> None:
+    with controller(tmp_path, setup="sleep 60") as run:
+        agent = ScriptedAgent(run).connect()
+        (setup,) = agent.told("setup")
+        assert setup["script"] == "sleep 60"
+        agent.event("setup_started")
+        run.state("SETUP")
+        run.down(grace_s=1, reason="changed my mind")
+        agent.told("shutdown")
+        assert run.final["state"] == "CANCELLED"
+        assert agent.commands == []
+        agent.close()
+
+
+def test_a_failed_setup_is_the_runs_end_with_its_last_lines(tmp_path: Path) -> None:
+    with controller(tmp_path, setup="echo boom >&2; exit 3") as run:
+        agent = ScriptedAgent(run).connect()
+        agent.told("setup")
+        agent.event("setup_started")
+        agent.event("setup_finished", exit={"code": 3}, timed_out=False, tail=["boom"])
+        agent.told("shutdown")
+        final = run.final
+        assert (final["state"], final["exit_code"]) == ("FAILED_SETUP", 5)
+        assert (final["setup"]["exit_code"], final["setup"]["tail"]) == (3, ["boom"])
+        assert agent.commands == [], "nothing else was ordered"
+        agent.close()
+
+
+def test_a_spent_budget_fails_the_run_with_the_root_cause(tmp_path: Path) -> None:
+    with controller(tmp_path, replicas=2, min_replicas=2) as run:
+        agent = ScriptedAgent(run).connect()
+        trains(agent, 2)
+        agent.die(1, 1, signal=11)
+        cause = {"cause": "rank_exited", "rank": 0, "exit": {"signal": 11}, "early": None}
+        agent.event("group_given_up", replica=1, generation=1, restarts=8, **cause)
+        agent.told("stop_group")
+        agent.stop(0)
+        agent.told("shutdown")
+        final = run.final
+        assert (final["state"], final["exit_code"]) == ("FAILED", 4)
+        assert final["reason"].startswith("replica 1 was given up after 8 restarts: rank 0 was killed by SIGSEGV")
+        assert final["recoveries"][0]["given_up"] is True
+        agent.close()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        7,
+        None,
+        [],
+        {},
+        {"type": "nonsense"},
+        {"type": "event"},
+        {"type": "event", "seq": -1, "mono_ns": 1, "wall_ms": 1, "event": "notice", "message": "x"},
+        {"type": "event", "seq": 1, "mono_ns": 1, "wall_ms": 1, "event": "first_commit"},
+        {
+            "type": "event",
+            "seq": 1,
+            "mono_ns": 1,
+            "wall_ms": 1,
+            "event": "first_commit",
+            "replica": 99,
+            "generation": 1,
+            "step": 1,
+        },
+        {"type": "progress", "slot": {"replica": 0, "rank": 99}, "generation": 1, "mono_ns": 1, "step": 1},
+        {"type": "log_chunk", "request": 1, "offset": 0, "data": "text", "eof": 3},
+    ],
+    ids=str,
+)
+def test_a_peer_that_breaks_the_protocol_is_dropped_and_the_run_goes_on(
+    run: ControllerRun, agent: ScriptedAgent, message: object
+) -> None:
+    trains(agent)
+    agent.send(message)
+    with pytest.raises(ChannelClosedError):
+        while True:
+            agent.pump(5)
+    agent.close()
+    agent.connect()
+    agent.commit(0, 7)
+    eventually(lambda: run.status()["groups"][0]["step"] == 7)
+    reasons = [event for event in run.events() if event["event"] in ("notice", "agent_disconnected")]
+    assert reasons, "somebody is told why"
+    assert run.process.poll() is None
+
+
+@pytest.mark.parametrize(
+    ("change", "token"),
+    [
+        ({"role": "session", "slot": {"replica": 0, "rank": 0}, "generation": 1, "target_step": None}, TOKEN),
+        ({}, "wrong"),
+    ],
+)
+def test_a_stranger_is_refused(run: ControllerRun, change: dict[str, Any], token: str) -> None:
+    hello = {"role": "agent", "host": "local", "pid": 1, "incarnation": 5, "groups": [], **change}
+    with pytest.raises(PeerRefusedError):
+        ChannelClient(run.address, token, RUN_ID, hello, 5.0)
+    assert run.status()["state"] == "PENDING"
+
+
+def test_an_agent_of_an_unknown_host_is_dropped_with_a_notice(run: ControllerRun) -> None:
+    hello = {"role": "agent", "host": "elsewhere", "pid": 1, "incarnation": 5, "groups": []}
+    with ChannelClient(run.address, TOKEN, RUN_ID, hello, 5.0) as stranger, pytest.raises(ChannelClosedError):
+        while True:
+            stranger.recv(5)
+    notices = eventually(lambda: [e for e in run.events() if e["event"] == "notice"])
+    assert "elsewhere" in notices[0]["message"]
+
+
+def test_a_second_agent_of_one_host_is_dropped_while_the_first_lives(
+    run: ControllerRun, agent: ScriptedAgent
+) -> None:
+    trains(agent)
+    second = ScriptedAgent(run).connect()
+    with pytest.raises(ChannelClosedError):
+        while True:
+            second.pump(5)
+    assert not second.commands
+    second.close()
+    agent.commit(0, 9)
+    eventually(lambda: run.status()["groups"][0]["step"] == 9)
+
+
+def test_events_can_be_followed_and_resumed_by_id_until_the_run_ends(
+    run: ControllerRun, agent: ScriptedAgent
+) -> None:
+    trains(agent)
+    first: list[dict[str, Any]] = []
+    with run.client() as client, client.stream("GET", "/v1/events", params={"follow": "1"}) as stream:
+        for line in stream.iter_lines():
+            first.append(json.loads(line))
+            if len(first) == 5:
+                break
+    last = first[-1]["id"]
+    rest: list[dict[str, Any]] = []
+
+    def follow() -> None:
+        params = {"follow": "1", "after": str(last)}
+        with run.client() as client, client.stream("GET", "/v1/events", params=params) as stream:
+            rest.extend(json.loads(line) for line in stream.iter_lines())
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    eventually(lambda: rest, what="what is already there arrives")
+    agent.event("notice", replica=None, message="while somebody follows")
+    eventually(lambda: any(e.get("message") == "while somebody follows" for e in rest))
+    for replica in range(3):
+        agent.finish(replica)
+    agent.told("shutdown")
+    thread.join(10)
+    assert not thread.is_alive(), "the stream ends with the run"
+    ids = [event["id"] for event in first + rest]
+    assert ids == list(range(1, len(ids) + 1)), "all events, once, in order"
+    assert rest[-1]["event"] == "run_ended"
+
+
+def test_every_order_has_its_row_and_its_reason(run: ControllerRun, agent: ScriptedAgent) -> None:
+    trains(agent)
+    run.down(reason="enough")
+    agent.told("stop_group", 3)
+    for replica in range(3):
+        agent.stop(replica)
+    agent.told("shutdown")
+    orders = [event for event in run.events() if event["event"] == "command"]
+    assert [order["command"] for order in orders] == ["start_group"] * 3 + ["stop_group"] * 3 + ["shutdown"]
+    assert all(order["reason"] for order in orders)
+
+
+def test_secrets_and_token_stay_out_of_everything_but_the_private_file(tmp_path: Path) -> None:
+    with controller(tmp_path, secrets={"WANDB": "canary-2"}, envs={"KEY": "canary-1"}) as run:
+        agent = ScriptedAgent(run).connect()
+        plans = trains(agent)
+        assert plans[0]["envs"]["WANDB"] == "canary-2"
+        assert plans[0]["envs"]["KEY"] == "canary-1"
+        for replica in range(3):
+            agent.finish(replica)
+        agent.told("shutdown")
+        text = run.get("/v1/status").text + run.get("/v1/events").text
+        cmdline = Path(f"/proc/{run.process.pid}/cmdline").read_bytes()
+        agent.close()
+    for name in sorted(path for path in run.folder.rglob("*") if path.is_file() and path.name != "private.json"):
+        content = name.read_bytes()
+        assert b"canary" not in content, name
+        assert TOKEN.encode() not in content, name
+    assert "canary" not in text
+    assert TOKEN not in text
+    assert TOKEN.encode() not in cmdline
+
+
+def test_a_second_injection_of_the_same_fault_never_happens(tmp_path: Path) -> None:
+    injection = {
+        "id": 1,
+        "slot": {"replica": 1, "rank": 0},
+        "fault": "kill",
+        "trigger": {"step": 30},
+    }
+    with controller(tmp_path, injections=[injection]) as run:
+        agent = ScriptedAgent(run).connect()
+        plans = trains(agent)
+        assert [plan["injections"] for plan in plans] == [[], [injection], []]
+        agent.event("injected", id=1, replica=1, rank=0, generation=1, fault="kill")
+        agent.all_acked()
+        agent.close()
+        successor = ScriptedAgent(run).connect()
+        starts = successor.told("start_group", 3)
+        assert [(plan["generation"], plan["injections"]) for plan in starts] == [(2, [])] * 3
+        successor.close()
+
+
+def test_a_thousand_groups_have_a_status(tmp_path: Path) -> None:
+    with controller(tmp_path, replicas=1000, min_replicas=900) as run:
+        agent = ScriptedAgent(run).connect()
+        agent.told("start_group", 1000)
+        for replica in range(1000):
+            agent.start(replica)
+            agent.commit(replica, 1, first=True)
+        agent.all_acked()
+        before = time.monotonic()
+        status = run.status()
+        print(f"status of 1000 groups: {time.monotonic() - before:.3f} s")
+        assert len(status["groups"]) == 1000
+        assert {group["state"] for group in status["groups"]} == {"RUNNING"}
+        agent.close()
