@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sky_monarch.training.session import Session
     from sky_monarch.training.timeouts import Timeouts
 
-# TorchFT's Rust half reads this once, at import. Its INFO lines show the lighthouse's URL, which holds a secret.
+# TorchFT's Rust half reads this once, at import; its INFO lines show the lighthouse's URL with its secret.
 os.environ.setdefault("RUST_LOG", "error")
 
 _HOME = {

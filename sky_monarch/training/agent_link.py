@@ -93,7 +93,7 @@ class AgentLink:
         except PeerRefusedError:
             raise
         except ChannelError as error:
-            logger.warning("no connection to the agent, so it will not see this rank's progress: %s", error)
+            logger.warning("no connection to the agent: it will not see this rank's progress: %s", error)
             return None
         return client
 
@@ -111,7 +111,7 @@ class AgentLink:
         )
 
     def done(self, step: int) -> None:
-        """Report that the work is done: the agent answers with a release when nobody needs this rank any more."""
+        """Report that the work is done: the agent releases this rank when nobody needs it any more."""
         self._tell(lambda client: client.done(step))
 
     def pause(self, what: str, limit_s: float) -> None:

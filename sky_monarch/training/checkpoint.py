@@ -193,7 +193,7 @@ class CheckpointFolder:
         return size
 
     def _retire(self) -> None:
-        """Remove what is older than the ``keep`` newest complete ones, and half checkpoints older than the newest."""
+        """Remove all but the ``keep`` newest complete ones, and half checkpoints older than the newest."""
         steps = self.complete_steps()
         for step in steps[: -self.plan.keep]:
             home = self._home(step)

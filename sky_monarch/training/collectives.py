@@ -80,7 +80,7 @@ class GradientBuckets:
         """All buckets, each of shape ``(n,)``, contiguous, sharing memory with the flat buffers."""
         return [bucket for flat in self._flats for bucket in flat.buckets]
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def pack(self) -> None:
         """Copy the parameters' gradients into the buffers; a parameter without one counts as zero.
 
@@ -99,7 +99,7 @@ class GradientBuckets:
                 else:
                     view.copy_(param.grad)
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def unpack(self) -> None:
         """Copy the buffers into the parameters' gradients.
 

@@ -58,11 +58,14 @@ class SessionManager(Manager):  # type: ignore[misc]  # torchft has no type info
         """The quorum that this replica is in; -1 before the first."""
         return int(self._quorum_id)
 
-    def settle(self) -> None:
-        """Forget failed votes and a failed quorum: what comes next is not a retry of them."""
-        self._commit_failures = 0
-        if self._quorum_future is not None and self._quorum_future.done():
+    def forget_quorum(self) -> None:
+        """Drop a quorum that came or failed: TorchFT would raise a failure again at each new request."""
+        if not self.quorum_pending:
             self._quorum_future = None
+
+    def forget_votes(self) -> None:
+        """Drop failed votes: what comes next is not a retry of them, and needs no new mesh."""
+        self._commit_failures = 0
 
 
 class _DaemonExecutor(Executor):
@@ -97,7 +100,7 @@ class _DaemonExecutor(Executor):
 
 
 class _OneLine(logging.Filter):
-    """A peer's death is no news of the survivors' own: one line instead of a traceback, and no warnings about CUDA."""
+    """A peer's death is no failure of this process: one line instead of a traceback."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno < logging.WARNING:
@@ -111,7 +114,7 @@ class _OneLine(logging.Filter):
 
 
 def quiet_torchft() -> None:
-    """Reduce TorchFT's logging to one line a failure, shown at level INFO; the session reports failures itself."""
+    """Reduce TorchFT's logging to one INFO line a failure; the session reports failures itself."""
     # Healing reads tensors out of bytes that nothing else holds; see PrivateHTTPTransport for the small ones.
     warnings.filterwarnings("ignore", message="The given buffer is not writable")
     for name in ("torchft.manager", "torchft.process_group", "torchft.futures"):

@@ -44,6 +44,8 @@ logger = logging.getLogger(__name__)
 # Failed votes in a row: from the third on the session waits before it asks again; at the last it gives up.
 _PATIENT_FAILURES, _MOST_FAILURES = 3, 100
 _LONGEST_BACKOFF_S = 1.0
+# A healthy replica must outlive the one that it waits for: the watchdog replaces that one meanwhile.
+_QUORUM_TRIES = 3
 # Without an agent nobody says when the donors may leave.
 _LINGER_ALONE_S = 2.0
 _DONOR_POLL_S = 0.1
@@ -162,7 +164,8 @@ class Session:
 
     def digest(self) -> str:
         """SHA-256 of all parameters, as 64 hex digits: equal on all groups after each commit."""
-        return parameters_digest(self._model)
+        digest: str = parameters_digest(self._model)
+        return digest
 
     def register_state(self, key: str, load: Callable[[Any], None], save: Callable[[], Any]) -> None:
         """Let a healing group, and checkpoints, carry more than model and optimizer.
@@ -277,20 +280,28 @@ class Session:
         manager.start_quorum(timeout=timedelta(seconds=limit_s))
 
     def _await_quorum(self, manager: SessionManager) -> None:
-        self._may_interrupt = True
-        try:
-            if self.drain_requested:
-                raise SystemExit(0)
-            manager.wait_quorum()
-        except TimeoutError as error:
-            raise QuorumTimeoutError(
-                f"replica {self.replica} got no quorum: {error}",
-                hint="another replica is stuck, or fewer than min_replicas are up",
-            ) from error
-        except RuntimeError as error:
-            raise QuorumError(f"the lighthouse gave no quorum: {error}", hint="is it up?") from error
-        finally:
-            self._may_interrupt = False
+        """Wait for the quorum; one that is late is asked for again, since another replica is at fault."""
+        for attempt in range(1, _QUORUM_TRIES + 1):
+            self._may_interrupt = True
+            try:
+                if self.drain_requested:
+                    raise SystemExit(0)
+                manager.wait_quorum()
+            except TimeoutError as error:
+                if attempt == _QUORUM_TRIES:
+                    raise QuorumTimeoutError(
+                        f"replica {self.replica} got no quorum: {error}",
+                        hint="another replica is stuck, or fewer than min_replicas are up",
+                    ) from error
+                logger.warning("no quorum within %g s; asking again", self._timeouts.quorum_s)
+                manager.forget_quorum()
+                self._ask(manager)
+            except RuntimeError as error:
+                raise QuorumError(f"the lighthouse gave no quorum: {error}", hint="is it up?") from error
+            else:
+                return
+            finally:
+                self._may_interrupt = False
 
     def _reduce(self, manager: SessionManager) -> bool:
         """One attempt at averaging; False if it failed, and the vote will then be no."""
@@ -462,7 +473,8 @@ class Session:
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline and not self.drain_requested:
             if not manager.quorum_pending:
-                manager.settle()
+                manager.forget_quorum()
+                manager.forget_votes()
                 manager.start_quorum()
             if self._link.released.wait(_DONOR_POLL_S):
                 return

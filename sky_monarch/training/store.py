@@ -1,4 +1,4 @@
-"""The store helper: serves torch's TCPStore on listening sockets that the agent owns.
+r"""The store helper: serves torch's TCPStore on listening sockets that the agent owns.
 
 ``python -m sky_monarch.training.store``, started by an agent when the first rank connects to its
 ``MASTER_PORT``. File descriptor 3 is a unix ``SOCK_SEQPACKET`` socket, one message a packet:

@@ -1,5 +1,4 @@
-"""Handing a replica's state to one that heals: TorchFT's HTTP transport, on one address and behind the
-run's secret.
+"""Handing a replica's state to one that heals: TorchFT's HTTP transport, behind the run's secret.
 
 TorchFT's own listens on every interface, advertises the host's name (which need not resolve), asks for no
 credentials, and unpickles what it gets. This one listens on the session's address, and both sides prove
@@ -64,14 +63,20 @@ class PrivateHTTPTransport(HTTPTransport[Any]):  # type: ignore[misc]  # torchft
 
     def address(self) -> str:
         """Where a joiner finds this donor; the step is appended to it."""
-        host, port = self._server.server_address[:2]
-        return f"http://{f'[{host}]' if ':' in str(host) else host}:{port}/checkpoint/"
+        host = self._server.server_name
+        return f"http://{f'[{host}]' if ':' in host else host}:{self._server.server_port}/checkpoint/"
 
     def proof(self, purpose: str, nonce: str, path: str) -> str:
         """What only a holder of the token can compute for this request."""
         return hmac.new(self._key, f"{purpose}\n{nonce}\n{path}".encode(), hashlib.sha256).hexdigest()
 
-    def recv_checkpoint(self, src_rank: int, metadata: str, step: int, timeout: timedelta) -> Any:
+    def recv_checkpoint(
+        self,
+        src_rank: int,  # noqa: ARG002
+        metadata: str,
+        step: int,
+        timeout: timedelta,
+    ) -> Any:
         """Fetch the state of ``step`` from the donor at ``metadata``.
 
         Raises:
@@ -121,8 +126,8 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def setup(self) -> None:
-        self.timeout = self.server.transport._timeout.total_seconds()
         super().setup()
+        self.connection.settimeout(self.server.transport._timeout.total_seconds())
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         logger.debug(format, *args)

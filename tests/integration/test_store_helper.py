@@ -80,7 +80,7 @@ def test_a_client_that_connects_before_the_helper_exists_is_served() -> None:
         early.join(LIMIT_S)
         assert answers == [b"value"]
 
-        # One store a generation: another one beside it knows nothing of the first, and closing it leaves the first be.
+        # One store a generation: a second one knows nothing of the first, and its end leaves the first be.
         other = listening()
         assert helper.tell("open 8\n", other) == "ready 8\n"
         second = TCPStore("127.0.0.1", other.getsockname()[1], is_master=False, wait_for_workers=False)
@@ -123,4 +123,7 @@ def test_without_its_socket_the_helper_says_what_it_is(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 2
-    assert done.stderr.splitlines() == [done.stderr.splitlines()[0], "hint: this helper is started by the agent"]
+    assert done.stderr.splitlines() == [
+        done.stderr.splitlines()[0],
+        "hint: this helper is started by the agent",
+    ]

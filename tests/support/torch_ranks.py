@@ -41,8 +41,8 @@ def lighthouse(path: str, min_replicas: int, join_timeout_ms: int, heartbeat_tim
 def rank(log: str, options: dict[str, Any]) -> None:
     """Train a small model in a session.
 
-    Options: ``steps``; ``seed`` of the initial parameters; ``die_at``: SIGKILL itself in the middle of that step's
-    collectives; ``sleep_s`` a step; ``ask_before``: average separately; ``checkpoint``.
+    Options: ``steps``; ``seed`` of the initial parameters; ``die_at``: SIGKILL itself in the middle of the
+    collectives of that step; ``sleep_s`` a step; ``average_first``: with a call of its own.
     """
     import torch
     from torch import nn
@@ -99,7 +99,13 @@ def rank(log: str, options: dict[str, Any]) -> None:
                     participants=session._manager.num_participants(),
                     leader=session.is_leader,
                 )
-        write("finished", step=session.step, digest=session.digest(), extra=extra["value"], leader=session.is_leader)
+        write(
+            "finished",
+            step=session.step,
+            digest=session.digest(),
+            extra=extra["value"],
+            leader=session.is_leader,
+        )
     write("left")
 
 

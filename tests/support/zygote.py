@@ -1,7 +1,7 @@
 """One process that has imported torch, and forks ranks of it: a test then pays for the import once.
 
-Run as ``python -m tests.support.zygote``; :class:`Zygote` is the tests' end of it. Forking is safe here because the parent
-never starts a thread: no collective, no Tokio runtime, no backward pass.
+Run as ``python -m tests.support.zygote``; :class:`Zygote` is the tests' end of it. Forking is safe here: the
+parent never starts a thread: no collective, no Tokio runtime, no backward pass.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -71,7 +70,9 @@ class Zygote:
             before = len(self._born)
             self._process.stdin.write(line + "\n")
             self._process.stdin.flush()
-            assert self._changed.wait_for(lambda: len(self._born) > before, within_s), "the zygote does not fork"
+            assert self._changed.wait_for(lambda: len(self._born) > before, within_s), (
+                "the zygote does not fork"
+            )
             return self._born[-1]
 
     def _read(self) -> None:
@@ -116,7 +117,7 @@ def _run(job: dict[str, Any]) -> int:
         getattr(importlib.import_module(module), function)(*job["arguments"])
     except SystemExit as leave:
         return int(leave.code or 0)
-    except BaseException:
+    except BaseException:  # noqa: BLE001  # the child's last words
         traceback.print_exc()
         return 1
     return 0
@@ -155,7 +156,6 @@ def main() -> None:
             print(json.dumps({"pid": pid}), flush=True)
     for pid in alive:
         os.kill(pid, signal.SIGKILL)
-    time.sleep(0)
 
 
 if __name__ == "__main__":

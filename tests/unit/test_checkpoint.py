@@ -82,7 +82,7 @@ def test_a_full_disk_is_a_warning_and_the_last_good_one_stays(
 ) -> None:
     checkpoints = folder(tmp_path, keep=1)
     save(checkpoints, 10)
-    # A real limit of the kernel's: a write beyond it fails with EFBIG, as one on a full disk does with ENOSPC.
+    # A real limit of the kernel's: a write beyond it fails with EFBIG, as one on a full disk with ENOSPC.
     import resource
 
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -133,7 +133,9 @@ def test_a_complete_one_that_cannot_be_read_is_an_error_not_a_silent_step_back(t
     assert "step-000000000020" in str(caught.value)
 
 
-def test_a_save_under_way_is_not_disturbed_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_save_under_way_is_not_disturbed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checkpoints = folder(tmp_path)
     write = torch.save
     monkeypatch.setattr(torch, "save", lambda *args: (time.sleep(0.3), write(*args))[1])
@@ -173,7 +175,9 @@ def saver(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     process.communicate()
 
 
-def test_killed_in_mid_save_the_newest_complete_one_is_whole(tmp_path: Path, saver: subprocess.Popen[str]) -> None:
+def test_killed_in_mid_save_the_newest_complete_one_is_whole(
+    tmp_path: Path, saver: subprocess.Popen[str]
+) -> None:
     assert saver.stdout is not None
     assert saver.stdout.readline() == "ready\n"
     checkpoints = folder(tmp_path, keep=2)

@@ -70,7 +70,7 @@ def draw_batch(
 # The model: a plain pre-norm transformer. Suffixes name shapes: batch N, time T, width D, heads H.
 
 
-class Block(nn.Module):
+class Block(nn.Module):  # type: ignore[misc]  # torch is not type-checked
     """Attention, then a feed-forward layer."""
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class Block(nn.Module):
         return x_NTD + self.mlp(self.norm2(x_NTD))
 
 
-class ByteTransformer(nn.Module):
+class ByteTransformer(nn.Module):  # type: ignore[misc]
     """Bytes in, logits of the next byte out."""
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class ByteTransformer(nn.Module):
     def forward(self, bytes_NT: torch.Tensor) -> torch.Tensor:
         """``(batch, time)`` bytes to ``(batch, time, 256)`` logits."""
         x_NTD = self.embed(bytes_NT) + self.position.weight[: bytes_NT.shape[1]]
-        return self.head(self.norm(self.blocks(x_NTD)))  # type: ignore[no-any-return]
+        return self.head(self.norm(self.blocks(x_NTD)))
 
 
 def loss_of(model: nn.Module, inputs_NT: torch.Tensor, targets_NT: torch.Tensor) -> torch.Tensor:
@@ -138,7 +138,7 @@ def bigram_loss(train_B: torch.Tensor, held_out_B: torch.Tensor) -> float:
     return float(-(seen * (counts / counts.sum(1, keepdim=True)).log()).sum() / seen.sum())
 
 
-@torch.no_grad()
+@torch.no_grad()  # type: ignore[untyped-decorator]
 def held_out_loss(model: nn.Module, held_out_B: torch.Tensor, windows: int = 1024) -> float:
     """Nats a byte on ``windows`` evenly spaced windows of the held-out files."""
     starts = torch.linspace(0, len(held_out_B) - CONTEXT - 2, windows).long().unsqueeze(1)
@@ -203,7 +203,8 @@ def main() -> None:
                 loss_held_out = held_out_loss(model, held_out_B)
                 unigram, bigram = unigram_loss(train_B, held_out_B), bigram_loss(train_B, held_out_B)
             print(
-                f"held-out loss {loss_held_out:.3f} nats a byte (unigram {unigram:.3f}, bigram {bigram:.3f}), "
+                f"held-out loss {loss_held_out:.3f} nats a byte "
+                f"(unigram {unigram:.3f}, bigram {bigram:.3f}), "
                 f"parameters {session.digest()[:16]}",
                 flush=True,
             )
