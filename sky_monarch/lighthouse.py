@@ -1,8 +1,8 @@
 """The lighthouse's process: ``python -m sky_monarch.lighthouse CONFIG``.
 
-Ours is in the Rust core. With ``"kind": "torchft"`` it is TorchFT's own, for comparison and as a way out. That
-one asks nobody who they are: whoever reaches its port can join or disturb the quorum, and the page on the same
-port can end a trainer. It is bound to loopback here, which keeps other hosts out, not other users of this one.
+Ours is in the Rust core. With ``"kind": "torchft"`` it is TorchFT's own, for comparison and as a way out.
+That one asks nobody who they are: whoever reaches its port can join or disturb the quorum, and the page on
+that port can end a trainer. It is bound to loopback: that keeps other hosts out, not other users here.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _read(arguments: Sequence[str]) -> dict[str, Any]:
 def _core_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """The launcher's file in the core's words: paths follow from the run folder unless they are given."""
     core = {key: config[key] for key in _CORE_KEYS if key in config}
-    if "sockets" in config:
+    if "sockets" in config and config.get("private") is not None:
         core.setdefault("control", f"unix:{config['sockets']['lighthouse']}")
     if "run_dir" in config:
         core.setdefault("state", str(Path(config["run_dir"], "lighthouse.state")))
@@ -127,7 +127,7 @@ def _number(config: Mapping[str, Any], key: str, default: float) -> Any:
 
 
 def _torchft_server() -> Callable[..., Any]:
-    """TorchFT's server class, from its extension module alone: the package would import torch, for seconds."""
+    """TorchFT's server class, from its extension module alone: the package would import torch (seconds)."""
     from importlib.machinery import PathFinder
     from importlib.util import find_spec, module_from_spec
 

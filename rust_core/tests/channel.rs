@@ -359,6 +359,25 @@ async fn an_empty_token_opens_no_listener() {
 }
 
 #[tokio::test]
+async fn what_waits_in_a_server_is_bounded_by_bytes() {
+    let (_folder, address) = address();
+    let limits = Limits { queue: 10_000, queue_bytes: 1_000_000, ..small() };
+    let mut server: Server<Command, Report> =
+        Server::start(&address, ours(), limits, |_| Ok(()), || {}).await.unwrap();
+    let far: Far = channel::connect(&address, agent("a"), &ours(), &limits, SOON).await.unwrap();
+    let mut sent = 0;
+    while timeout(Duration::from_millis(300), far.send(&chunk(sent, 100_000))).await.is_ok() {
+        sent += 1;
+        assert!(sent < 100, "no bound");
+    }
+    assert!(matches!(soon(server.next()).await, Some((_, ServerEvent::Opened(_)))));
+    for wanted in 0..sent {
+        let (_, event) = soon(server.next()).await.unwrap();
+        assert!(matches!(event, ServerEvent::Message(Report::LogChunk { request, .. }) if request == wanted));
+    }
+}
+
+#[tokio::test]
 async fn a_server_keeps_many_connections_and_tells_each_life_in_order() {
     let (_folder, address) = address();
     let woken = Arc::new(AtomicUsize::new(0));

@@ -36,6 +36,7 @@ _REPLAY_PAGE = 2000
 _FOLLOWERS_S = 5.0
 _AFTER_SHUTDOWN_S = 10.0
 _WAIT_FOR_AGENTS_S = 30.0
+_AGENTS_END_S = 300.0
 _ACTS = {
     model.Setup: "setup",
     model.StartGroup: "start_group",
@@ -273,15 +274,10 @@ class Controller:
         state = self._state
         final = self._settings.run_dir / "final.json"
         if not final.exists():
-            with self._journal.transaction(durable=True):
-                self._append(
-                    {
-                        "event": "run_ended",
-                        "state": str(state.phase),
-                        "reason": state.reason,
-                        "exit_code": state.exit_code,
-                    }
-                )
+            if not self._book.ended:
+                row = {"event": "run_ended", "state": str(state.phase), "reason": state.reason}
+                with self._journal.transaction(durable=True):
+                    self._append({**row, "exit_code": state.exit_code})
             _write_atomically(final, self.status())
             _log.info("run ended", state=str(state.phase), reason=state.reason, exit_code=state.exit_code)
         self._ended = True
@@ -300,6 +296,11 @@ class Controller:
                         if self._agents.connected(name) and self._agents.send(name, order):
                             waiting.discard(name)
                     await asyncio.sleep(0.02)
+        # The agent ends this process last of all; until then it still has events to store.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_AGENTS_END_S):
+                while any(self._agents.connected(host.name) for host in state.hosts):
+                    await asyncio.sleep(0.1)
         await asyncio.sleep(_AFTER_SHUTDOWN_S)
         self.finished.set()
 

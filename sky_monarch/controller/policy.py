@@ -78,6 +78,7 @@ class _Turn:
         self.state = state
         self.limits = limits
         self.actions: list[Action] = []
+        self._lost: frozenset[str] = frozenset()  # while settling: hosts whose groups count as lost
 
     # --- taking events ------------------------------------------------------------------------------------
 
@@ -112,6 +113,8 @@ class _Turn:
         | GroupStopped,
     ) -> None:
         group = self.state.groups[event.replica]
+        if isinstance(event, GroupStopped) and event.generation == 0 and not group.live:
+            event = replace(event, generation=group.generation)  # its agent never had it
         if event.generation < group.generation:
             return  # fenced: an older generation has nothing to say any more
         live = group.live if event.generation == group.generation else frozenset()
@@ -179,8 +182,8 @@ class _Turn:
         before = self.state.host(event.host)
         restarted = before.incarnation not in (None, event.incarnation)
         changes: dict[str, Any] = {"connected": True, "lost": False, "incarnation": event.incarnation}
-        if restarted and before.setup in (SetupPhase.SENT, SetupPhase.RUNNING):
-            changes["setup"] = SetupPhase.NEEDED  # it died with its agent
+        if before.setup is SetupPhase.SENT or (restarted and before.setup is SetupPhase.RUNNING):
+            changes["setup"] = SetupPhase.NEEDED  # the order was lost, or it died with its agent
         host = self._host(event.host, **changes)
         self.actions.append(CancelTimer(name=_agent_timer(event.host)))
         if self.state.phase.ended:
@@ -295,6 +298,7 @@ class _Turn:
         """Draw the conclusions that hold whatever the event was."""
         if self.state.phase.ended:
             return
+        self._lost = frozenset(host.name for host in self.state.hosts if host.lost)
         if self.state.phase is not RunPhase.STOPPING:
             self._settle_active()
         if self.state.phase is RunPhase.STOPPING and all(
@@ -340,7 +344,7 @@ class _Turn:
     def _first_stopped(self) -> str:
         for group in self.state.groups:
             if group.phase is GroupPhase.STOPPED:
-                return f"replica {group.replica} was stopped: {group.reason or 'no reason is known'}"
+                return f"replica {group.replica}: {group.reason or 'it was stopped'}"
         return "too few replica groups"
 
     def _all_done(self) -> None:
@@ -434,11 +438,11 @@ class _Turn:
         if group.phase is GroupPhase.DONE:
             return True
         dead = group.phase in (GroupPhase.GIVEN_UP, GroupPhase.STOPPED)
-        return not dead and not self.state.host(group.host).lost
+        return not dead and group.host not in self._lost
 
     def _counts(self, group: Group) -> bool:
         """Whether the end of the run waits for it: nobody waits for a lost host's."""
-        return not self.state.host(group.host).lost
+        return group.host not in self._lost
 
     def _stopping(self, group: Group) -> bool:
         return self.state.phase is RunPhase.STOPPING or group.phase is GroupPhase.STOPPING

@@ -104,7 +104,7 @@ class StatusBook:
                 if row["step"] is not None:
                     group.step = row["step"]
             case "injected":
-                self.fired.add(row["id"])
+                self.fired.add(row["injection"])
             case "run_ended":
                 self._ended_ns, self._ended_ms = row["mono_ns"], row["wall_ms"]
 
@@ -140,6 +140,11 @@ class StatusBook:
         group.step = report["step"]
         if not group.samples or report["step"] != group.samples[-1][1]:
             group.samples.append((report["mono_ns"], report["step"]))
+
+    @property
+    def ended(self) -> bool:
+        """Whether the end of the run is written down."""
+        return self._ended_ns is not None
 
     def generations(self, replica: int) -> tuple[int, ...]:
         """Every generation of a group that began, in order."""

@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 
 from sky_monarch.actors.lighthouse_client import LighthouseClient
+from sky_monarch.config.spec import Lighthouse
+from sky_monarch.launch.plan import plan_local
 from tests.support.runs import ROOT
 from tests.support.waiting import eventually
 
@@ -142,6 +144,61 @@ def test_readers_without_the_token_get_401(lighthouse: Process) -> None:
             lighthouse.get(path, token="wrong")
         assert refused.value.code == 401
         refused.value.close()
+
+
+def test_it_takes_what_the_launcher_writes(tmp_path: Path) -> None:
+    planned = plan_local(
+        {"name": "job", "replicas": 3, "min_replicas": 2, **_defaults_of_lighthouse()},
+        private={},
+        run_id="run",
+        state=tmp_path,
+        temporary=tmp_path,
+        python=sys.executable,
+        version="0",
+        token=TOKEN,
+        base_env={},
+        injections=[],
+        host="localhost",
+    ).files["lighthouse.json"]
+    made = Process(tmp_path, **{**planned, **_here(tmp_path)})
+    try:
+        process = made.start()
+        made.client().heartbeat("rep_0:x", 20)
+        options = json.loads(made.get("/status.json"))["lighthouse"]["options"]
+        assert options == {
+            "min_replicas": 2,
+            "expect": 3,
+            "join_timeout_s": 60.0,
+            "heartbeat_timeout_s": 5.0,
+        }
+        process.terminate()
+        assert process.wait(timeout=20) == 0
+    finally:
+        made.close()
+
+
+def _defaults_of_lighthouse() -> dict[str, Any]:
+    return {"lighthouse": Lighthouse().model_dump()}
+
+
+def _here(folder: Path) -> dict[str, Any]:
+    """The plan's paths, where this test has made its files."""
+    return {
+        "run_dir": str(folder),
+        "private": str(folder / "private.json"),
+        "sockets": {"lighthouse": str(folder / "lighthouse.sock")},
+    }
+
+
+def test_it_takes_the_niceness_that_it_is_given(tmp_path: Path) -> None:
+    made = Process(tmp_path, nice=7)
+    try:
+        process = made.start()
+        made.client().heartbeat("rep_0:x", 20)
+        threads = [int(entry.name) for entry in Path(f"/proc/{process.pid}/task").iterdir()]
+        assert {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads} == {7}
+    finally:
+        made.close()
 
 
 def test_it_starts_in_a_fraction_of_a_second(lighthouse: Process) -> None:

@@ -1,8 +1,8 @@
 """Processes with an unmodified ``torchft.Manager`` each, forked from one process that has imported torch.
 
 ``python -m tests.support.manager_farm FOLDER`` reads a JSON object a line,
-``{"replica", "name", "lighthouse", "quorum_timeout_s"}``, forks a trainer for each and answers with its pid. The
-trainer commits steps until ``FOLDER/stop`` exists and writes one JSON line for each of them to ``FOLDER/NAME``.
+``{"replica", "name", "lighthouse", "quorum_timeout_s"}``, forks a trainer for each and answers with its
+pid. The trainer commits steps until ``FOLDER/stop`` exists; each becomes a JSON line of ``FOLDER/NAME``.
 """
 
 from __future__ import annotations

@@ -249,7 +249,7 @@ def test_attach_ends_with_the_run_and_shows_who_failed_and_where(cli, env, start
     ) as attached:
         lines = [attached.stdout.readline(), attached.stdout.readline()]
         with sqlite3.connect(folder.journal) as journal:
-            journal.execute("CREATE TABLE events (id INTEGER PRIMARY KEY, body TEXT)")
+            journal.execute("CREATE TABLE events (id INTEGER PRIMARY KEY, event TEXT)")
             journal.execute("INSERT INTO events VALUES (1, ?)", [json.dumps(failure)])
         journal.close()
         recovery = {"replica": 0, "cause": "hang", "detect_s": 0.1}

@@ -306,6 +306,26 @@ def test_a_silent_agent_fails_the_run_after_its_limit_and_a_short_silence_does_n
     assert "the agent of host local was silent for 30 s" in (run.state.reason or "")
 
 
+def test_a_stop_of_a_group_that_the_agent_never_had_is_confirmed_at_once():
+    run = Run()
+    run.connect()
+    run.down()
+    for replica in range(3):
+        run.feed(model.GroupStopped(replica=replica, generation=0))
+    assert run.state.phase is RunPhase.CANCELLED
+
+
+def test_groups_that_their_agent_stopped_by_itself_fail_the_run_with_its_reason():
+    run = Run()
+    run.up()
+    for replica in range(3):
+        reason = "it was stopped: the host is taken away"
+        run.feed(model.GenerationEnded(replica=replica, generation=1, reason=reason))
+        run.stopped(replica)
+    assert run.state.phase is RunPhase.FAILED
+    assert (run.state.reason or "").startswith("replica 0: it was stopped: the host is taken away")
+
+
 def test_an_older_generation_has_nothing_to_say():
     run = Run()
     run.up()
@@ -502,9 +522,11 @@ def test_hosts_must_place_every_replica_once():
         model.initial_state({"a": (0, 1), "b": (1,)}, setup=False)
 
 
-def test_setup_that_died_with_its_agent_runs_again():
+def test_setup_runs_again_where_its_order_was_lost_or_its_agent_died_and_only_there():
     run = Run(setup=True)
     run.connect()
+    run.feed(model.AgentDisconnected(host="local"))
+    assert kinds(run.connect(), model.Setup), "the order may have been lost"
     run.feed(model.SetupStarted(host="local"), model.AgentDisconnected(host="local"))
     assert not kinds(run.connect(), model.Setup), "the same agent goes on with it"
     run.feed(model.AgentDisconnected(host="local"))

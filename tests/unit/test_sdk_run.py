@@ -71,13 +71,13 @@ def write_logs(folder, *lines):
 def write_journal(folder, *numbers):
     with closing(sqlite3.connect(folder.journal)) as journal, journal:
         journal.execute(
-            "CREATE TABLE events (id INTEGER PRIMARY KEY, wall_ms INTEGER, event TEXT, body TEXT)"
+            "CREATE TABLE events (id INTEGER PRIMARY KEY, event TEXT)"
         )
         rows = [
             (n, n, "notice", json.dumps({"wall_ms": n, "event": "notice", "message": f"n{n}"}))
             for n in numbers
         ]
-        journal.executemany("INSERT INTO events VALUES (?, ?, ?, ?)", rows)
+        journal.executemany("INSERT INTO events VALUES (?, ?)", rows)
 
 
 def end(folder, process, **final):

@@ -59,6 +59,12 @@ impl State {
     pub fn is_alive(&self, id: &str, now: Instant, options: &Options) -> bool {
         self.heard.get(id).is_some_and(|at| now.saturating_duration_since(*at) < options.heartbeat_timeout)
     }
+
+    /// Whether `id` was in the last quorum and has not been evicted since.
+    pub fn was_in(&self, id: &str) -> bool {
+        let found = self.previous.binary_search_by(|member| member.id.as_str().cmp(id));
+        found.is_ok_and(|index| !self.previous[index].evicted)
+    }
 }
 
 /// What to do now.
@@ -246,7 +252,7 @@ fn go_on(now: Instant, state: &State, options: &Options, mut askers: Vec<(&Strin
     if !missing.is_empty() {
         return Decision::Wait { reason: WaitReason::MembersMissing { missing }, recheck_at };
     }
-    let was_in = |id: &str| state.previous.iter().any(|member| !member.evicted && member.id == id);
+    let was_in = |id: &str| state.was_in(id);
     if askers.iter().any(|(_, ask)| ask.shrink_only) {
         askers.retain(|(id, _)| was_in(id));
     }

@@ -233,11 +233,17 @@ impl Registry {
                 Some(held) if held != Some(identity) => return Err(Refusal::TakenId),
                 _ => {}
             }
-            self.refuse_second_copy(now, identity, id)?;
+            if self.known.get(id).is_none_or(|known| known.identity != Some(identity)) {
+                self.refuse_second_copy(now, identity, id)?;
+            }
         } else if self.known.get(id).is_some_and(|known| known.identity.is_some()) {
             return Err(Refusal::TakenId);
         }
-        if self.known.len() >= MAX_REPLICAS && !self.known.contains_key(id) {
+        let fences = &self.ledger.entry.fences;
+        let new_replica = identity.is_some_and(|identity| !fences.contains_key(&identity.replica));
+        if (self.known.len() >= MAX_REPLICAS && !self.known.contains_key(id))
+            || (fences.len() >= MAX_REPLICAS && new_replica)
+        {
             return Err(Refusal::Full);
         }
         let known = self.known.entry(id.into()).or_default();

@@ -142,7 +142,7 @@ impl Registry {
                 identity: known.identity,
                 step: known.step,
                 asking: self.state.asks.contains_key(id),
-                in_quorum: self.state.previous.iter().any(|member| !member.evicted && member.id == *id),
+                in_quorum: self.state.was_in(id),
                 silent_s: self
                     .state
                     .heard

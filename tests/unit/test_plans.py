@@ -1,0 +1,201 @@
+"""Plans: what agents are given for a job."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sky_monarch.config import JobSpec
+from sky_monarch.controller import model
+from sky_monarch.controller.plans import DEVICE_ENV, Plans, build_environment
+from sky_monarch.controller.settings import Settings, load_settings
+from sky_monarch.errors import ConfigError
+
+PYTHON = "/opt/sky/bin/python"
+
+
+def settings(*, hosts: dict[str, tuple[int, ...]] | None = None, injections: Any = (), **job: Any) -> Settings:
+    fields = {"name": "demo", "replicas": 2, "run": "python train.py", "workdir": "/data/job", **job}
+    spec = JobSpec(**fields)
+    return Settings(
+        run_id="demo-1",
+        run_dir=Path("/runs/demo-1"),
+        name="demo",
+        infra="local",
+        created_ms=1,
+        token="t0ken",
+        base_env={"PATH": "/usr/bin", "HOME": "/home/u", "SKY_MONARCH_TOKEN": "of another run"},
+        envs=spec.private_values()["envs"],
+        secrets=spec.private_values()["secrets"],
+        job=spec.public_dict(),
+        api=Path("/runs/api.sock"),
+        channel="unix:/runs/controller.sock",
+        lighthouse_kind="sky-monarch",
+        lighthouse_address="127.0.0.1:41234",
+        lighthouse_control="unix:/runs/lighthouse.sock",
+        injections=tuple(injections),
+        hosts=hosts or {"local": tuple(range(spec.replicas))},
+    )
+
+
+def group(replica: int = 0, **options: Any) -> dict[str, Any]:
+    return Plans(settings(**options), python=PYTHON).group(replica, generation=1, max_restarts=99)
+
+
+def test_a_group_plan_holds_all_that_an_agent_needs() -> None:
+    plan = group(1, ranks_per_replica=2, preload=["torch"])
+    assert (plan["replica"], plan["replicas"], plan["world_size"], plan["generation"]) == (1, 2, 2, 1)
+    assert plan["command"] == {"kind": "exec", "argv": ["python", "train.py"]}
+    assert plan["workdir"] == "/data/job"
+    assert plan["lighthouse"] == "http://127.0.0.1:41234"
+    assert plan["lighthouse_control"] == "unix:/runs/lighthouse.sock"
+    assert plan["preload"] == ["torch"]
+    assert plan["log_segment_bytes"] == 16 * 2**20
+    assert plan["devices"] == []
+    assert plan["device_env"] is None
+
+
+def test_every_value_reaches_the_ranks_as_typed() -> None:
+    value = 'a$b"c`d\'\n=é'
+    plan = group(envs={"A": value, "B": "010"}, secrets={"S": value})
+    assert (plan["envs"]["A"], plan["envs"]["B"], plan["envs"]["S"]) == (value, "010", value)
+
+
+def test_the_identity_of_another_run_is_not_handed_on() -> None:
+    assert "SKY_MONARCH_TOKEN" not in group()["envs"]
+
+
+def test_the_folder_of_our_python_comes_first_unless_an_environment_is_active() -> None:
+    def path(base: dict[str, str], envs: dict[str, str] | None = None) -> str:
+        return build_environment(base, envs or {}, {}, python=PYTHON)["PATH"]
+
+    assert path({"PATH": "/usr/bin"}) == "/opt/sky/bin:/usr/bin"
+    assert path({"PATH": "/usr/bin:/opt/sky/bin"}) == "/opt/sky/bin:/usr/bin", "once, however often it is done"
+    assert path({}) == f"/opt/sky/bin:{os.defpath}"
+    assert path({"PATH": "/v/bin", "VIRTUAL_ENV": "/v"}) == "/v/bin"
+    assert path({"PATH": "/c/bin", "CONDA_PREFIX": "/c"}) == "/c/bin"
+    assert path({"PATH": "/usr/bin", "VIRTUAL_ENV": ""}) == "/opt/sky/bin:/usr/bin"
+    assert path({"PATH": "/usr/bin"}, {"PATH": "/own"}) == "/own", "a PATH of the job itself stays"
+
+
+def test_a_lease_never_exceeds_the_budget_of_the_job() -> None:
+    plans = Plans(settings(recovery={"max_restarts": 3}), python=PYTHON)
+    lease = [plans.group(0, generation=1, max_restarts=n)["recovery"]["max_restarts"] for n in (99, 2, 0)]
+    assert lease == [3, 2, 0]
+
+
+def test_limits_keep_their_meaning_on_the_wire() -> None:
+    def limits(**recovery: Any) -> tuple[Any, Any]:
+        plan = group(recovery=recovery)["recovery"]
+        return plan["startup_limit_s"], plan["progress_limit_s"]
+
+    assert limits() == (1800.0, "auto")
+    assert limits(startup_limit_s="off", progress_limit_s="off") == (None, "off")
+    assert limits(startup_limit_s=9, progress_limit_s=60) == (9, 60)
+
+
+def test_nothing_is_preloaded_without_a_standby() -> None:
+    assert group(recovery={"standby": 0}, preload=["torch"])["preload"] == []
+
+
+def test_devices_lie_side_by_side_and_every_rank_gets_its_own() -> None:
+    job = {"ranks_per_replica": 2, "resources": {"accelerators": "MI300X:4"}}
+    plans = [group(replica, **job) for replica in range(2)]
+    assert [plan["devices"] for plan in plans] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
+    assert {plan["device_env"] for plan in plans} == {DEVICE_ENV}
+    apart = {"a": (1,), "b": (0,)}
+    assert group(1, hosts=apart, **job)["devices"] == [[0, 1], [2, 3]], "each host counts from 0"
+
+
+def test_devices_that_cannot_be_shared_out_are_refused() -> None:
+    with pytest.raises(ConfigError, match="evenly"):
+        group(ranks_per_replica=3, resources={"accelerators": "MI300X:4"})
+
+
+def test_an_injection_goes_to_its_own_group_and_only_until_it_was_carried_out() -> None:
+    injection = {"id": 4, "slot": {"replica": 1, "rank": 0}, "fault": "kill", "trigger": {"step": 30}}
+    plans = Plans(settings(injections=[injection]), python=PYTHON)
+
+    def given(replica: int, fired: set[int]) -> list[Any]:
+        return plans.group(replica, generation=1, max_restarts=1, fired=fired)["injections"]
+
+    assert (given(0, set()), given(1, set()), given(1, {4})) == ([], [injection], [])
+
+
+def test_a_checkpoint_is_told_with_its_absolute_folder() -> None:
+    envs = group(checkpoint={"to": "ckpt", "every_steps": 10})["envs"]
+    assert json.loads(envs["SKY_MONARCH_CHECKPOINT"]) == {"to": "/data/job/ckpt", "every_steps": 10, "keep": 2}
+    assert "SKY_MONARCH_CHECKPOINT" not in group()["envs"]
+
+
+def test_setup_gets_the_same_environment() -> None:
+    plans = Plans(settings(setup="make", envs={"A": "1"}), python=PYTHON)
+    assert plans.has_setup
+    setup = plans.command(model.Setup(host="local", reason="r"))
+    assert (setup["type"], setup["script"], setup["workdir"]) == ("setup", "make", "/data/job")
+    assert setup["envs"]["A"] == "1"
+    assert not Plans(settings(), python=PYTHON).has_setup
+
+
+def test_settings_show_no_secret() -> None:
+    text = repr(settings(envs={"A": "canary-1"}, secrets={"S": "canary-2"}))
+    assert "canary" not in text
+    assert "t0ken" not in text
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"run_id": None}, "run_id"),
+        ({"lighthouse_kind": "other"}, "lighthouse_kind"),
+        ({"api": None, "sockets": None}, "sockets"),
+        ({"hosts": [{"name": "a", "groups": [0]}]}, "hosts place"),
+        ({"hosts": [{"groups": [0]}]}, "not a list"),
+        ({"private": "/nowhere"}, "/nowhere cannot be read"),
+    ],
+)
+def test_a_configuration_that_cannot_be_used_is_refused_by_name(
+    tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
+    config = written(tmp_path, **change)
+    with pytest.raises(ConfigError, match=words):
+        load_settings(config, {"SKY_MONARCH_LIGHTHOUSE_ADDR": "127.0.0.1:1"})
+
+
+def written(folder: Path, **change: Any) -> Path:
+    spec = JobSpec(name="demo", replicas=2, run="x")
+    files = {
+        "run.json": {"name": "demo", "created_ms": 1},
+        "job.json": spec.public_dict(),
+        "private.json": {"token": "t", "base_env": {}, "envs": {}, "secrets": {}},
+    }
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content))
+    config = {
+        "run_id": "demo-1",
+        "run_dir": str(folder),
+        "private": str(folder / "private.json"),
+        "job": str(folder / "job.json"),
+        "lighthouse_kind": "sky-monarch",
+        "sockets": {who: f"/s/{who}.sock" for who in ("api", "controller", "agent", "lighthouse")},
+        **change,
+    }
+    path = folder / "controller.json"
+    path.write_text(json.dumps(config))
+    return path
+
+
+def test_the_sockets_of_the_run_are_enough(tmp_path: Path) -> None:
+    got = load_settings(written(tmp_path), {"SKY_MONARCH_LIGHTHOUSE_ADDR": "127.0.0.1:1"})
+    assert (str(got.api), got.channel) == ("/s/api.sock", "unix:/s/controller.sock")
+    assert got.lighthouse_control == "unix:/s/lighthouse.sock"
+    assert got.hosts == {"local": (0, 1)}
+
+
+def test_an_address_of_the_lighthouse_is_needed(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="SKY_MONARCH_LIGHTHOUSE_ADDR"):
+        load_settings(written(tmp_path), {})

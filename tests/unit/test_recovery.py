@@ -1,0 +1,150 @@
+"""Recovery records: what one failure cost, told from its events."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from sky_monarch.controller.recovery import MAX_RECORDS, RecoveryBook
+
+MS = 1_000_000
+
+
+class History:
+    """Feeds events with times in milliseconds."""
+
+    def __init__(self, ranks: int = 1) -> None:
+        self.book = RecoveryBook(ranks)
+
+    def at(self, ms: float, event: str, *, received_ms: float | None = None, **fields: Any) -> None:
+        received_ns = round((ms if received_ms is None else received_ms) * MS)
+        stamp = {"mono_ns": round(ms * MS), "wall_ms": round(ms), "received_ns": received_ns}
+        self.book.apply({"event": event, "replica": 1, "generation": 1, **stamp, **fields})
+
+    def exits(self, ms: float, rank: int = 0, *, exit: dict | None = None, **fields: Any) -> None:  # noqa: A002
+        more = {"collateral": False, "oom": False, "pid": 1, "tail": [], **fields}
+        self.at(ms, "rank_exited", rank=rank, exit=exit or {"signal": 9}, **more)
+
+    def ends(self, ms: float, *, rank: int = 0, exit: dict | None = None, step: int | None = 30, **fields: Any):  # noqa: A002
+        more = {"cause": "rank_exited", "rank": rank, "exit": exit or {"signal": 9}, "early": None, **fields}
+        self.at(ms, "generation_ended", step=step, **more)
+
+    def comes_back(self, ms: float, *, generation: int = 2, step: int = 33, warm: bool = True) -> None:
+        self.at(ms, "restart_scheduled", generation=generation, delay_s=0, restarts_left=7)
+        self.at(ms + 1, "generation_started", generation=generation)
+        self.at(ms + 10, "rank_spawned", generation=generation, rank=0, pid=2, warm=warm)
+        self.at(ms + 100, "first_commit", generation=generation, step=step)
+
+    def records(self) -> list[dict[str, Any]]:
+        return self.book.documents()
+
+
+def test_each_phase_counts_from_the_death() -> None:
+    history = History()
+    history.exits(1000, received_ms=1002)
+    history.at(1005, "evicted", quorum_id=4)
+    history.ends(1006)
+    history.comes_back(1010)
+    (record,) = history.records()
+    assert record["cause"] == "rank 0 was killed by SIGKILL"
+    assert (record["generation"], record["next_generation"], record["step"]) == (1, 2, 30)
+    times = {key: record[key] for key in ("detect_s", "evict_s", "spawn_s", "first_commit_s")}
+    assert times == {"detect_s": 0.002, "evict_s": 0.005, "spawn_s": 0.02, "first_commit_s": 0.11}
+    assert record["lost_steps"] == 2, "steps 31 and 32 were committed without it"
+    assert record["warm"] is True
+
+
+def test_a_rehearsed_death_counts_from_the_act() -> None:
+    history = History()
+    history.at(995, "injected", injection=1, rank=0, fault="kill")
+    history.exits(1000, received_ms=1001)
+    history.ends(1002)
+    (record,) = history.records()
+    assert record["injected"] is True
+    assert record["detect_s"] == 0.006
+
+
+def test_the_first_rank_that_died_is_the_cause_and_the_others_are_collateral() -> None:
+    history = History(ranks=3)
+    history.exits(1000, rank=2, exit={"code": 1})
+    history.exits(1010, rank=0, exit={"signal": 15}, collateral=True)
+    history.exits(1011, rank=1, exit={"signal": 9}, collateral=True)
+    history.ends(1012, rank=2, exit={"code": 1})
+    (record,) = history.records()
+    assert (record["rank"], record["cause"], record["collateral"]) == (2, "rank 2 exited with code 1", [0, 1])
+
+
+def test_an_out_of_memory_kill_says_so() -> None:
+    history = History()
+    history.exits(1000, oom=True)
+    history.ends(1001)
+    assert history.records()[0]["cause"] == "rank 0 was killed by SIGKILL, out of memory"
+
+
+def test_exit_0_before_the_end_is_a_failure_and_exit_0_at_the_end_is_none() -> None:
+    history = History()
+    history.exits(1000, exit={"code": 0})
+    history.at(1001, "group_done", step=120)
+    assert history.records() == []
+    history = History()
+    history.exits(1000, exit={"code": 0})
+    history.ends(1001, exit={"code": 0}, early=[3, 120], step=3)
+    assert history.records()[0]["cause"] == "rank 0 exited with code 0 before the end (3/120)"
+
+
+def test_a_generation_that_was_stopped_on_request_is_no_failure() -> None:
+    history = History()
+    history.exits(1000, exit={"signal": 15}, collateral=True)
+    history.at(1001, "generation_ended", cause="stopped", reason="down", step=5)
+    assert history.records() == []
+
+
+def test_limits_and_failed_starts_have_their_record() -> None:
+    history = History()
+    history.at(1000, "generation_ended", cause="progress_limit", limit_s=60.0, step=9)
+    history.comes_back(1001, generation=2, step=10, warm=False)
+    history.at(2000, "generation_ended", generation=2, cause="spawn_failed", error="no such file", step=None)
+    first, second = history.records()
+    assert (first["cause"], first["warm"], first["lost_steps"]) == ("no commit within 60 s", False, 0)
+    assert second["cause"] == "it could not be started: no such file"
+
+
+def test_work_that_is_done_again_is_lost() -> None:
+    history = History()
+    history.exits(1000)
+    history.ends(1001, step=30)
+    history.comes_back(1002, step=1)
+    assert history.records()[0]["lost_steps"] == 30
+
+
+def test_a_group_of_several_ranks_is_back_when_all_of_them_are() -> None:
+    history = History(ranks=2)
+    history.exits(1000)
+    history.ends(1001)
+    history.at(1010, "rank_spawned", generation=2, rank=0, pid=2, warm=True)
+    assert history.records()[0]["spawn_s"] is None
+    history.at(1030, "rank_spawned", generation=2, rank=1, pid=3, warm=False)
+    record = history.records()[0]
+    assert (record["spawn_s"], record["warm"]) == (0.03, False)
+
+
+def test_a_second_death_before_the_first_commit_is_a_record_of_its_own() -> None:
+    history = History()
+    history.exits(1000)
+    history.ends(1001)
+    history.at(1010, "rank_spawned", generation=2, rank=0, pid=2, warm=True)
+    history.exits(1020, generation=2, exit={"code": 1})
+    history.ends(1021, generation=2, exit={"code": 1}, step=None)
+    history.at(1022, "group_given_up", generation=2, cause="rank_exited", rank=0, exit={"code": 1}, early=None, restarts=1)
+    first, second = history.records()
+    assert (first["generation"], first["first_commit_s"], first["given_up"]) == (1, None, False)
+    assert (second["generation"], second["given_up"]) == (2, True)
+
+
+def test_the_number_of_records_is_bounded() -> None:
+    history = History()
+    for generation in itertools.islice(itertools.count(1), MAX_RECORDS + 50):
+        history.exits(1000 + generation, generation=generation)
+    records = history.records()
+    assert len(records) == MAX_RECORDS
+    assert records[-1]["generation"] == MAX_RECORDS + 50
