@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import distributed as dist
 
-from sky_monarch.errors import ConfigError
+from sky_monarch.errors import ConfigError, QuorumError
 
 if TYPE_CHECKING:
     from torchft import Manager
@@ -126,13 +126,20 @@ class GradientBuckets:
         Returns:
             False if a member left in mid-collective. The buffers are then undefined, and the manager votes
             no.
+
+        Raises:
+            QuorumError: A rank of this replica group left.
         """
         buckets = self.buckets
         if inner is not None:
             options = dist.AllreduceOptions()
             options.reduceOp = dist.ReduceOp.SUM
-            for work in [inner.allreduce([bucket], options) for bucket in buckets]:
-                work.wait()
+            try:
+                for work in [inner.allreduce([bucket], options) for bucket in buckets]:
+                    work.wait()
+            except RuntimeError as error:
+                # No vote helps: the whole generation of this group is replaced when one of its ranks dies.
+                raise QuorumError(f"another rank of this replica group left: {error}") from error
             for bucket in buckets:
                 bucket /= inner.size()
         for work in [manager.allreduce(bucket) for bucket in buckets]:

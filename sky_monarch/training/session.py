@@ -12,6 +12,7 @@ with Session(model, optimizer, target_step=300, seed=0) as session:
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import signal
 import threading
@@ -423,6 +424,10 @@ class Session:
         if self._manager is not None:
             raise ConfigError("a session is entered once")
         quiet_torchft()
+        # torch's modules live as long as the process. Unfrozen, Python searches them for garbage again and
+        # again at exit: 1.2 s of CPU against 0.2 s (measured), which a group that fails spends before it
+        # can be replaced.
+        gc.freeze()
         env = self._env
         seed_everything((self._seed + 1) * 1_000_003 + env.replica * 4_099 + env.rank)
         with contextlib.ExitStack() as undo:
@@ -462,6 +467,8 @@ class Session:
                 logger.warning("left while a checkpoint was still being written")
             if kind is None and self._target_step is not None and self.finished:
                 self._stay_as_donor(self._entered())
+            if kind is not None:
+                self._gloo.cut()  # the others need not wait for the end of this process
         finally:
             self._resources.close()
 
