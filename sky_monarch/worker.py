@@ -1,13 +1,15 @@
-"""A warm standby: a process that has imported what the job needs, and runs the job's script when it is told to.
+"""A warm standby: a process that has imported what the job needs, and runs its script when it is told to.
 
 ``python -m sky_monarch.worker --standby [--preload a,b] -- python x.py args`` (or ``-- python -m mod args``)
 
-It is exec'd with the job's own interpreter, final environment and device mask, imports the preload modules, and waits on
-file descriptor 3 for one line of JSON, ``{"env": {…}}``: the variables that only the promotion knows. End of file there
-means that nobody needs it. From then on it is as if ``python x.py args`` had been typed: same ``sys.argv``, ``__main__``,
+The modules may also be named by ``SKY_MONARCH_PRELOAD``. It is exec'd with the job's own interpreter, final
+environment and device mask, imports the preload modules, and waits on file descriptor 3 for one line of
+JSON, ``{"env": {…}}``: the variables that only the promotion knows. End of file there means that nobody
+needs it. From then on it is as if ``python x.py args`` had been typed: same ``sys.argv``, ``__main__``,
 ``sys.path``, exit codes and tracebacks.
 
-The process never forks and starts no threads of its own. What it imports before the promotion is the job's business.
+The process never forks and starts no threads of its own. What it imports before the promotion is the job's
+business.
 """
 
 from __future__ import annotations
@@ -101,10 +103,15 @@ class Command:
         main_module.__dict__.update(__annotations__={}, __builtins__=importlib.import_module("builtins"))
         sys.modules["__main__"] = main_module
         if self.module:
-            # What `python -m` calls, and the only function that sets `__spec__`, `sys.argv[0]` and errors as it does.
+            # What `python -m` calls, and the only function that sets `__spec__`, `sys.argv[0]` and errors
+            # as it does.
             runpy._run_module_as_main(self.target)  # type: ignore[attr-defined]
-        elif package and importlib.machinery.PathFinder.find_spec("__main__", [_absolute(self.target)]) is None:
-            sys.stderr.write(f"{sys.executable}: can't find '__main__' module in {_absolute(self.target)!r}\n")
+        elif (
+            package and importlib.machinery.PathFinder.find_spec("__main__", [_absolute(self.target)]) is None
+        ):
+            sys.stderr.write(
+                f"{sys.executable}: can't find '__main__' module in {_absolute(self.target)!r}\n"
+            )
             raise SystemExit(1)
         elif package:
             runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
@@ -136,9 +143,13 @@ def _run_script(target: str, main_module: types.ModuleType) -> None:
         with io.open_code(path) as file:
             source = file.read()
     except OSError as error:
-        sys.stderr.write(f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}\n")
+        sys.stderr.write(
+            f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}\n"
+        )
         raise SystemExit(_BAD_USAGE) from None
-    main_module.__dict__.update(__file__=path, __cached__=None, __loader__=importlib.machinery.SourceFileLoader("__main__", path))
+    main_module.__dict__.update(
+        __file__=path, __cached__=None, __loader__=importlib.machinery.SourceFileLoader("__main__", path)
+    )
     code = compile(source, path, "exec", dont_inherit=True)
     exec(code, main_module.__dict__)  # noqa: S102  # this is what a worker is for
 
@@ -161,10 +172,14 @@ def _read_promotion() -> dict[str, str] | None:
             raise UsageError(f"the promotion is longer than {_MOST_BYTES} bytes")
     try:
         env = json.loads(data)["env"]
-        if not isinstance(env, dict) or not all(isinstance(text, str) for pair in env.items() for text in pair):
+        if not isinstance(env, dict) or not all(
+            isinstance(text, str) for pair in env.items() for text in pair
+        ):
             raise TypeError("env must map text to text")
     except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"the promotion is malformed: {error}") from error  # never its content: it holds secrets
+        raise UsageError(
+            f"the promotion is malformed: {error}"
+        ) from error  # never its content: it holds secrets
     return env
 
 
@@ -178,8 +193,8 @@ def _announce() -> None:
 def _hide_worker_frames() -> None:
     """Let the interpreter report the exception under way as if the worker were not on the stack.
 
-    Only the hook that prints is replaced, and only now: the interpreter itself then runs it, the exit handlers, and what
-    a KeyboardInterrupt or an error inside a hook needs.
+    Only the hook that prints is replaced, and only now: the interpreter itself then runs it, the exit
+    handlers, and what a KeyboardInterrupt or an error inside a hook needs.
     """
     hook = sys.excepthook
 
@@ -207,14 +222,15 @@ def main(argv: Sequence[str]) -> None:
     """Stand by, then run the command; whatever it raises goes on to the interpreter.
 
     Raises:
-        SystemExit: The command line or the promotion is unusable (code 2), nobody needs this process (code 0), or the
-            script said so.
+        SystemExit: The command line or the promotion is unusable (code 2), nobody needs this process (code
+            0), or the script said so.
     """
+    listed = os.environ.pop("SKY_MONARCH_PRELOAD", "")
     options = list(argv[: argv.index("--")]) if "--" in argv else list(argv)
     try:
         command = Command.parse(argv[len(options) + 1 :])
         flags_applied = _FLAGS_APPLIED in options
-        preload: list[str] = []
+        preload = [item for item in listed.split(",") if item]
         words = iter(word for word in options if word not in ("--standby", _FLAGS_APPLIED))
         for word in words:
             name, _, value = word.partition("=")
@@ -225,6 +241,7 @@ def main(argv: Sequence[str]) -> None:
             raise UsageError("--standby is missing")
         if command.flags and not flags_applied:
             # The interpreter's own options exist only from its start: the same pid begins again, with them.
+            os.environ["SKY_MONARCH_PRELOAD"] = ",".join(preload)
             os.execv(  # noqa: S606
                 sys.executable,
                 [sys.executable, *command.flags, "-m", "sky_monarch.worker", _FLAGS_APPLIED, *argv],

@@ -2,11 +2,13 @@
 
     from sky_monarch.training import Session, seed_everything
 
-Nothing is imported until it is asked for: the store helper lives in this package too and must not pay for TorchFT.
+Nothing is imported until it is asked for: the store helper lives in this package too and must not pay for
+TorchFT.
 """
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 __all__ = ["GradientBuckets", "ResilientGloo", "Session", "Timeouts", "seed_everything"]
@@ -14,15 +16,19 @@ __all__ = ["GradientBuckets", "ResilientGloo", "Session", "Timeouts", "seed_ever
 if TYPE_CHECKING:
     from sky_monarch.training.collectives import GradientBuckets
     from sky_monarch.training.process_group import ResilientGloo
-    from sky_monarch.training.session import Session, seed_everything
+    from sky_monarch.training.seeding import seed_everything
+    from sky_monarch.training.session import Session
     from sky_monarch.training.timeouts import Timeouts
+
+# TorchFT's Rust half reads this once, at import; its INFO lines show the lighthouse's URL with its secret.
+os.environ.setdefault("RUST_LOG", "error")
 
 _HOME = {
     "GradientBuckets": "collectives",
     "ResilientGloo": "process_group",
     "Session": "session",
     "Timeouts": "timeouts",
-    "seed_everything": "session",
+    "seed_everything": "seeding",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import resource
@@ -11,7 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from sky_monarch.errors import ChannelError, PeerRefusedError
+from sky_monarch.errors import ChannelClosedError, ChannelError, PeerRefusedError
 from sky_monarch.training.environment import RankEnvironment
 
 __all__ = ["AgentLink"]
@@ -20,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT_S = 5.0
 _POLL_S = 0.5
+_JOIN_S = 2.0
 # What an out-of-memory rehearsal may still allocate before Python has to raise MemoryError.
 _OOM_HEADROOM_BYTES = 64 * 1024 * 1024
 
@@ -28,7 +30,12 @@ class _Client(Protocol):
     """What is used of :class:`sky_monarch.actors.agent_client.AgentClient`."""
 
     def committed(
-        self, step: int, quorum_id: int | None, participants: int | None, metrics: Mapping[str, float]
+        self,
+        step: int,
+        *,
+        quorum_id: int | None = None,
+        participants: int | None = None,
+        metrics: Mapping[str, float] | None = None,
     ) -> None: ...
     def done(self, step: int) -> None: ...
     def pause(self, what: str, limit_s: float) -> None: ...
@@ -48,20 +55,29 @@ class AgentLink:
         PeerRefusedError: The agent has a newer generation of this group: this process must end.
     """
 
-    def __init__(self, env: RankEnvironment, *, target_step: int | None, on_dead: Callable[[int], None]) -> None:
+    def __init__(
+        self, env: RankEnvironment, *, target_step: int | None, on_dead: Callable[[int], None]
+    ) -> None:
         self.released = threading.Event()
         self._on_dead = on_dead
         self._oom_wanted = False
         self._closed = threading.Event()
         self._client = self._connect(env, target_step)
+        self._refusal: PeerRefusedError | None = None
+        self._thread: threading.Thread | None = None
         if self._client is not None:
-            threading.Thread(target=self._listen, args=(self._client,), name="agent-link", daemon=True).start()
+            self._thread = threading.Thread(
+                target=self._listen, args=(self._client,), name="agent-link", daemon=True
+            )
+            self._thread.start()
 
     @staticmethod
     def _connect(env: RankEnvironment, target_step: int | None) -> _Client | None:
         if env.agent is None:
             return None
-        from sky_monarch.actors.agent_client import AgentClient  # needs _core, which a lone recipe does without
+        from sky_monarch.actors.agent_client import (
+            AgentClient,
+        )  # needs _core, which a lone recipe does without
 
         try:
             client: _Client = AgentClient(
@@ -77,7 +93,7 @@ class AgentLink:
         except PeerRefusedError:
             raise
         except ChannelError as error:
-            logger.warning("no connection to the agent, so it will not see this rank's progress: %s", error)
+            logger.warning("no connection to the agent: it will not see this rank's progress: %s", error)
             return None
         return client
 
@@ -88,10 +104,14 @@ class AgentLink:
 
     def committed(self, step: int, quorum_id: int, participants: int, metrics: Mapping[str, float]) -> None:
         """Report a committed step."""
-        self._tell(lambda client: client.committed(step, quorum_id, participants, metrics))
+        self._tell(
+            lambda client: client.committed(
+                step, quorum_id=quorum_id, participants=participants, metrics=metrics
+            )
+        )
 
     def done(self, step: int) -> None:
-        """Report that the work is done: the agent answers with a release when nobody needs this rank any more."""
+        """Report that the work is done: the agent releases this rank when nobody needs it any more."""
         self._tell(lambda client: client.done(step))
 
     def pause(self, what: str, limit_s: float) -> None:
@@ -104,26 +124,25 @@ class AgentLink:
         client, self._client = self._client, None
         if client is not None:
             client.close()
+        if self._thread is not None:
+            self._thread.join(_JOIN_S)  # a thread inside native code must be back before Python shuts down
 
     def _tell(self, report: Callable[[_Client], None]) -> None:
         client = self._client
         if client is None:
             return
-        try:
+        with contextlib.suppress(ChannelClosedError):
             report(client)
-        except ChannelError as error:
-            self._client = None
-            logger.warning("lost the agent; training goes on without it: %s", error)
 
     def _listen(self, client: _Client) -> None:
         while not self._closed.is_set():
             try:
                 command = client.recv(_POLL_S)
-            except ChannelError as error:
-                if not self._closed.is_set():
-                    logger.warning("the agent is gone; training goes on without it: %s", error)
-                self._client = None
+            except PeerRefusedError as error:
+                self._refusal = error  # a newer generation took this one's place: check() ends it
                 self.released.set()
+                return
+            except ChannelClosedError:
                 return
             if command is not None:
                 self._obey(command)
@@ -135,7 +154,8 @@ class AgentLink:
             case "release":
                 self.released.set()
             case "drain":
-                # One path for both ways of asking: the session's handler runs in the main thread, as for a real SIGTERM.
+                # One path for both ways of asking: the session's handler runs in the main thread, as for a
+                # real SIGTERM.
                 os.kill(os.getpid(), signal.SIGTERM)
             case "inject" if command.get("fault") == "exit":
                 sys.stderr.write("sky-monarch: rehearsing a fault: exit with code 1\n")
@@ -146,12 +166,16 @@ class AgentLink:
             case unknown:
                 logger.info("ignored an unknown command of the agent: %s", unknown)
 
-    def rehearse_faults(self) -> None:
-        """Carry out a rehearsed fault that belongs to the main thread.
+    def check(self) -> None:
+        """Do what the agent wants of the main thread; called once or twice a step.
 
         Raises:
-            MemoryError: An out-of-memory was asked for: the address space was capped and filled until Python gave up.
+            PeerRefusedError: A newer generation took this one's place.
+            MemoryError: An out-of-memory was asked for: the address space was capped and filled until
+                Python gave up.
         """
+        if self._refusal is not None:
+            raise self._refusal
         if not self._oom_wanted:
             return
         self._oom_wanted = False

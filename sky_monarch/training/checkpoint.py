@@ -1,12 +1,13 @@
 """Durable checkpoints on a file system: the last resort when all donors are gone.
 
-Layout of the folder: ``step-<12 digits>/state.pt`` and, written last of all, ``step-<12 digits>/COMPLETE``. What has no
-``COMPLETE`` is half a checkpoint: it is never loaded, and removed once a newer one is complete.
+Layout of the folder: ``step-<12 digits>/state.pt`` and, written last of all, ``step-<12 digits>/COMPLETE``.
+What has no ``COMPLETE`` is half a checkpoint: it is never loaded, and removed once a newer one is complete.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import logging
 import os
@@ -21,7 +22,7 @@ from urllib.parse import urlsplit
 
 from sky_monarch.errors import CheckpointError, ConfigError
 
-__all__ = ["CheckpointFolder", "CheckpointPlan"]
+__all__ = ["CheckpointFolder", "CheckpointPlan", "snapshot"]
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +60,8 @@ class CheckpointPlan:
         url = urlsplit(to)
         if url.scheme not in ("", "file") or (url.scheme == "file" and url.netloc not in ("", "localhost")):
             raise ConfigError(
-                f"checkpoint.to is {to!r}; only folders can be written to", hint="mount the bucket and name the folder"
+                f"checkpoint.to is {to!r}; only folders can be written to",
+                hint="mount the bucket and name the folder",
             )
         return cls(to=Path(url.path if url.scheme == "file" else to), every_steps=every_steps, keep=keep)
 
@@ -67,9 +69,9 @@ class CheckpointPlan:
 class CheckpointFolder:
     """Saves and finds the checkpoints of one run.
 
-    Saving happens in a thread, one at a time. A checkpoint that falls due while the previous one is still being written
-    is left out. A failure (no space, no permission) is remembered and logged; the run goes on, and the last good
-    checkpoint stays.
+    Saving happens in a thread, one at a time. A checkpoint that falls due while the previous one is still
+    being written is left out. A failure (no space, no permission) is remembered and logged; the run goes
+    on, and the last good checkpoint stays.
 
     Args:
         plan: Where to, how often, how many.
@@ -88,7 +90,9 @@ class CheckpointFolder:
         except OSError:
             return []
         return sorted(
-            int(match[1]) for entry in entries if (match := _STEP.fullmatch(entry.name)) and (entry / _MARKER).is_file()
+            int(match[1])
+            for entry in entries
+            if (match := _STEP.fullmatch(entry.name)) and (entry / _MARKER).is_file()
         )
 
     def load_newest(self) -> tuple[int, Any] | None:
@@ -114,7 +118,8 @@ class CheckpointFolder:
             state = torch.load(path / _STATE, map_location="cpu", weights_only=False)
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise CheckpointError(
-                f"cannot read the checkpoint {path}: {error}", hint="remove that folder to go back to the one before"
+                f"cannot read the checkpoint {path}: {error}",
+                hint="remove that folder to go back to the one before",
             ) from error
         return steps[-1], state
 
@@ -188,7 +193,7 @@ class CheckpointFolder:
         return size
 
     def _retire(self) -> None:
-        """Remove what is older than the ``keep`` newest complete ones, and half checkpoints older than the newest."""
+        """Remove all but the ``keep`` newest complete ones, and half checkpoints older than the newest."""
         steps = self.complete_steps()
         for step in steps[: -self.plan.keep]:
             home = self._home(step)
@@ -215,6 +220,19 @@ class CheckpointFolder:
 
     def _home(self, step: int) -> Path:
         return self.plan.to / f"step-{step:012d}"
+
+
+def snapshot(state: Any) -> Any:
+    """A copy of ``state`` that training does not change: tensors cloned to the CPU, containers rebuilt."""
+    import torch
+    from torch.utils._pytree import tree_map
+
+    return tree_map(
+        lambda leaf: (
+            leaf.detach().to("cpu", copy=True) if isinstance(leaf, torch.Tensor) else copy.copy(leaf)
+        ),
+        state,
+    )
 
 
 def _sync(folder: Path) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import distributed as dist
 
-from sky_monarch.errors import ConfigError
+from sky_monarch.errors import ConfigError, QuorumError
 
 if TYPE_CHECKING:
     from torchft import Manager
@@ -39,8 +39,8 @@ class _Flat:
 class GradientBuckets:
     """The gradients of some parameters, in flat buffers that are reduced bucket by bucket.
 
-    The parameters' own ``.grad`` stay as they are until :meth:`unpack`: a reduction that failed half-way can be done
-    again from the same local gradients. The flat buffers are the only copy.
+    The parameters' own ``.grad`` stay as they are until :meth:`unpack`: a reduction that failed half-way
+    can be done again from the same local gradients. The flat buffers are the only copy.
 
     Args:
         params: Those that require a gradient take part; all replicas must pass them in the same order.
@@ -80,7 +80,7 @@ class GradientBuckets:
         """All buckets, each of shape ``(n,)``, contiguous, sharing memory with the flat buffers."""
         return [bucket for flat in self._flats for bucket in flat.buckets]
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def pack(self) -> None:
         """Copy the parameters' gradients into the buffers; a parameter without one counts as zero.
 
@@ -93,16 +93,18 @@ class GradientBuckets:
                     view.zero_()
                 elif param.grad.is_sparse:
                     raise ConfigError(
-                        "a gradient is sparse; only dense ones are averaged", hint="build the embedding with sparse=False"
+                        "a gradient is sparse; only dense ones are averaged",
+                        hint="build the embedding with sparse=False",
                     )
                 else:
                     view.copy_(param.grad)
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def unpack(self) -> None:
         """Copy the buffers into the parameters' gradients.
 
-        A parameter that had no gradient here gets one: another replica may have used it, and all apply the same update.
+        A parameter that had no gradient here gets one: another replica may have used it, and all apply the
+        same update.
         """
         for flat in self._flats:
             for param, view in zip(flat.params, flat.views, strict=True):
@@ -114,22 +116,30 @@ class GradientBuckets:
     def average(self, manager: Manager, *, inner: dist.ProcessGroup | None = None) -> bool:
         """Average the buffers over the participants of the current quorum, in place.
 
-        A replica that heals takes part with zeros and is not counted. The divisor is the number of *participants*,
-        which changes when a replica leaves or joins: the average is right at every size.
+        A replica that heals takes part with zeros and is not counted. The divisor is the number of
+        *participants*, which changes when a replica leaves or joins: the average is right at every size.
 
         Args:
             manager: Its quorum must have been started.
             inner: The ranks of this replica group, averaged over first; None for groups of one rank.
 
         Returns:
-            False if a member left in mid-collective. The buffers are then undefined, and the manager votes no.
+            False if a member left in mid-collective. The buffers are then undefined, and the manager votes
+            no.
+
+        Raises:
+            QuorumError: A rank of this replica group left.
         """
         buckets = self.buckets
         if inner is not None:
             options = dist.AllreduceOptions()
             options.reduceOp = dist.ReduceOp.SUM
-            for work in [inner.allreduce([bucket], options) for bucket in buckets]:
-                work.wait()
+            try:
+                for work in [inner.allreduce([bucket], options) for bucket in buckets]:
+                    work.wait()
+            except RuntimeError as error:
+                # No vote helps: the whole generation of this group is replaced when one of its ranks dies.
+                raise QuorumError(f"another rank of this replica group left: {error}") from error
             for bucket in buckets:
                 bucket /= inner.size()
         for work in [manager.allreduce(bucket) for bucket in buckets]:

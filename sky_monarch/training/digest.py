@@ -9,7 +9,7 @@ import torch
 __all__ = ["parameters_digest"]
 
 
-@torch.no_grad()
+@torch.no_grad()  # type: ignore[untyped-decorator]
 def parameters_digest(model: torch.nn.Module) -> str:
     """SHA-256 over names, shapes, dtypes and bytes of every parameter, as 64 hex digits."""
     digest = hashlib.sha256()

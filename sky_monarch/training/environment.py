@@ -54,8 +54,8 @@ class RankEnvironment:
     def replica_id(self) -> str:
         """The group's name at the lighthouse.
 
-        It sorts by replica, carries the generation for fencing, and ends in the replica, which is where TorchFT looks
-        for it.
+        It sorts by replica, carries the generation for fencing, and ends in the replica, which is where
+        TorchFT looks for it.
         """
         return f"rep_{self.replica}.g{self.generation}_{self.replica}"
 
@@ -82,7 +82,9 @@ class RankEnvironment:
         world_size = number("WORLD_SIZE", 1)
         lighthouse = env.get("TORCHFT_LIGHTHOUSE") or None
         if replica >= replicas:
-            raise ConfigError(f"this is replica {replica}, but there are {replicas}: REPLICA_GROUP_ID counts from 0")
+            raise ConfigError(
+                f"this is replica {replica}, but there are {replicas}: REPLICA_GROUP_ID counts from 0"
+            )
         if rank >= world_size:
             raise ConfigError(f"RANK is {rank}, but WORLD_SIZE is {world_size}: RANK counts from 0")
         if lighthouse is None and replicas > 1:
@@ -104,7 +106,9 @@ class RankEnvironment:
             if missing:
                 raise ConfigError(f"SKY_MONARCH_AGENT is set, but {' and '.join(missing)} are not")
             agent = AgentAddress(
-                address=env["SKY_MONARCH_AGENT"], token=env["SKY_MONARCH_TOKEN"], run_id=env["SKY_MONARCH_RUN_ID"]
+                address=env["SKY_MONARCH_AGENT"],
+                token=env["SKY_MONARCH_TOKEN"],
+                run_id=env["SKY_MONARCH_RUN_ID"],
             )
         return cls(
             replica=replica,

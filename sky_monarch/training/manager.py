@@ -3,31 +3,50 @@
 from __future__ import annotations
 
 import logging
-import os
 import queue
 import threading
+import warnings
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any
 
-# TorchFT's Rust half reads this once, at import. Its INFO lines hold the lighthouse's URL, which holds a secret.
-os.environ.setdefault("RUST_LOG", "error")
+from torchft import Manager
+from torchft.manager import MANAGER_ADDR_KEY
 
-from torchft import Manager  # noqa: E402
+from sky_monarch.training.process_group import MeshSockets
 
 __all__ = ["SessionManager", "quiet_torchft"]
+
+
+_LONGEST_JOIN_S = 5.0
 
 
 class SessionManager(Manager):  # type: ignore[misc]  # torchft has no type information
     """A Manager whose quorum call cannot keep the process from exiting.
 
-    TorchFT runs it in a thread pool that Python joins at exit, and nothing ends a call under way: a rank that was asked
-    to leave while it waited would sit there for the whole quorum timeout.
+    TorchFT runs it in a thread pool that Python joins at exit, and nothing ends a call under way: a rank
+    that was asked to leave while it waited would sit there for the whole quorum timeout.
     """
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._executor = _DaemonExecutor("torchft_quorum")
+
+    def shutdown(self, wait: bool = True) -> None:
+        """Stop serving, and end a quorum call under way."""
+        if self.quorum_pending:
+            # A thread that comes back from native code while Python shuts down aborts the process, so it
+            # must come back before: the call goes to the group's own manager, and fails when its connection
+            # does.
+            host, _, port = self._manager_address().rpartition(":")
+            MeshSockets.find(-1, {(host.strip("[]"), int(port))}).cut()
+        super().shutdown(wait=False)
+        if wait:
+            self._executor.join(_LONGEST_JOIN_S)
+
+    def _manager_address(self) -> str:
+        address: str = self._store.get(MANAGER_ADDR_KEY).decode()
+        return address.removeprefix("http://").rstrip("/")
 
     @property
     def quorum_pending(self) -> bool:
@@ -39,11 +58,14 @@ class SessionManager(Manager):  # type: ignore[misc]  # torchft has no type info
         """The quorum that this replica is in; -1 before the first."""
         return int(self._quorum_id)
 
-    def settle(self) -> None:
-        """Forget failed votes and a failed quorum: what comes next is not a retry of them."""
-        self._commit_failures = 0
-        if self._quorum_future is not None and self._quorum_future.done():
+    def forget_quorum(self) -> None:
+        """Drop a quorum that came or failed: TorchFT would raise a failure again at each new request."""
+        if not self.quorum_pending:
             self._quorum_future = None
+
+    def forget_votes(self) -> None:
+        """Drop failed votes: what comes next is not a retry of them, and needs no new mesh."""
+        self._commit_failures = 0
 
 
 class _DaemonExecutor(Executor):
@@ -64,6 +86,10 @@ class _DaemonExecutor(Executor):
         if wait:
             self._thread.join()
 
+    def join(self, timeout_s: float) -> None:
+        """Wait for the thread to end."""
+        self._thread.join(timeout_s)
+
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None:
             future, call = task
@@ -74,7 +100,7 @@ class _DaemonExecutor(Executor):
 
 
 class _OneLine(logging.Filter):
-    """A peer's death is no news of the survivors' own: one line instead of a traceback, and no warnings about CUDA."""
+    """A peer's death is no failure of this process: one line instead of a traceback."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno < logging.WARNING:
@@ -88,7 +114,9 @@ class _OneLine(logging.Filter):
 
 
 def quiet_torchft() -> None:
-    """Reduce TorchFT's logging to one line a failure, shown at level INFO; the session reports failures itself."""
+    """Reduce TorchFT's logging to one INFO line a failure; the session reports failures itself."""
+    # Healing reads tensors out of bytes that nothing else holds; see PrivateHTTPTransport for the small ones.
+    warnings.filterwarnings("ignore", message="The given buffer is not writable")
     for name in ("torchft.manager", "torchft.process_group", "torchft.futures"):
         logger = logging.getLogger(name)
         if not any(isinstance(item, _OneLine) for item in logger.filters):

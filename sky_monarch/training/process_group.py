@@ -2,13 +2,14 @@
 
 TorchFT's own has three ways to hang for its whole timeout when a member dies; each has its answer here.
 
-* A death does not travel round gloo's ring: the neighbours of the dead member fail, everybody else waits for a
-  neighbour that has given up. So the first failed operation shuts down this member's sockets (:meth:`ResilientGloo.cut`),
-  which fails the neighbours, which cut theirs.
-* A peer that hangs, or whose host vanished without a reset, fails nothing at all. So whoever learns of it calls
-  :meth:`ResilientGloo.declare_dead`.
-* A member that dies in the rendezvous leaves the others connecting to it. So the rendezvous runs in a thread of its own,
-  which is abandoned when the death is declared, and has a short timeout that the finished group does not inherit.
+* A death does not travel round gloo's ring: the neighbours of the dead member fail, everybody else waits
+  for a neighbour that has given up. So the first failed operation shuts down this member's sockets
+  (:meth:`ResilientGloo.cut`), which fails the neighbours, which cut theirs.
+* A peer that hangs, or whose host vanished without a reset, fails nothing at all. So whoever learns of it
+  calls :meth:`ResilientGloo.declare_dead`.
+* A member that dies in the rendezvous leaves the others connecting to it. So the rendezvous runs in a
+  thread of its own, which is abandoned when the death is declared, and has a short timeout that the
+  finished group does not inherit.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ logger = logging.getLogger(__name__)
 
 Address = tuple[str, int]
 
-# gloo tries each connection this often before it gives up (gloo/transport/tcp/pair.cc, measured: 5 x its timeout).
+# gloo tries each connection this often before it gives up (gloo/transport/tcp/pair.cc, measured: 5 x its
+# timeout).
 GLOO_CONNECT_TRIES = 5
 # Under the quorum's own prefix of the rendezvous store: where each member listens.
 _LISTENER_KEY = "sky_monarch/listener/{rank}"
@@ -71,7 +73,7 @@ def _is_listening(sock: socket.socket) -> bool:
 
 
 def _open_fds() -> list[int]:
-    return [int(name) for name in os.listdir("/proc/self/fd")]
+    return [int(name) for name in os.listdir("/proc/self/fd")]  # noqa: PTH208
 
 
 def _listeners() -> dict[int, Address]:
@@ -102,7 +104,8 @@ class MeshSockets:
     def find(cls, quorum_id: int, listeners: set[Address]) -> MeshSockets:
         """Every open connection with one end in ``listeners``, the addresses where the members' gloo listens.
 
-        gloo's listening socket itself is never taken: shutting it down makes gloo's accept loop abort the process.
+        gloo's listening socket itself is never taken: shutting it down makes gloo's accept loop abort the
+        process.
         """
         mesh = cls(quorum_id)
         for fd in _open_fds():
@@ -167,7 +170,7 @@ class ResilientGloo(ProcessGroupGloo):  # type: ignore[misc]  # torchft has no t
         self._rendezvous: _Rendezvous | None = None
 
     def declare_dead(self, quorum_id: int) -> None:
-        """A member of every quorum up to ``quorum_id`` is dead: nothing of those quorums can succeed any more.
+        """A member of every quorum up to ``quorum_id`` is dead: nothing of those can succeed any more.
 
         May be called from any thread, late and repeatedly: newer quorums are not touched.
         """
@@ -211,7 +214,11 @@ class ResilientGloo(ProcessGroupGloo):  # type: ignore[misc]  # torchft has no t
                 into a vote against the step.
         """
         self._replica_id, self._rank, self._quorum_id = replica_id, rank, quorum_id
-        self._group_rank, self._group_world_size, self._global_ranks = group_rank, group_world_size, global_ranks
+        self._group_rank, self._group_world_size, self._global_ranks = (
+            group_rank,
+            group_world_size,
+            global_ranks,
+        )
         attempt = _Rendezvous(-1 if quorum_id is None else quorum_id)
         with self._lock:
             self._mesh, self._rendezvous = None, attempt
@@ -221,7 +228,10 @@ class ResilientGloo(ProcessGroupGloo):  # type: ignore[misc]  # torchft has no t
             raise RuntimeError(f"quorum {quorum_id} has a dead member")
 
         threading.Thread(
-            target=self._meet, args=(attempt, store_addr, rank, world_size), name=f"rendezvous-{quorum_id}", daemon=True
+            target=self._meet,
+            args=(attempt, store_addr, rank, world_size),
+            name=f"rendezvous-{quorum_id}",
+            daemon=True,
         ).start()
         limit_s = self._connect_timeout.total_seconds() * (GLOO_CONNECT_TRIES + 1)
         in_time = attempt.settled.wait(limit_s)
@@ -253,7 +263,11 @@ class ResilientGloo(ProcessGroupGloo):  # type: ignore[misc]  # torchft has no t
         gloo: Any = dist.ProcessGroupGloo
         before = _listeners()
         interface = os.environ.get("GLOO_SOCKET_IFNAME")
-        device = gloo.create_device(interface=interface) if interface else gloo.create_device(hostname=self._address)
+        device = (
+            gloo.create_device(interface=interface)
+            if interface
+            else gloo.create_device(hostname=self._address)
+        )
         own = [address for inode, address in _listeners().items() if inode not in before]
         if own:
             store.set(_LISTENER_KEY.format(rank=rank), f"{own[0][0]} {own[0][1]}")
@@ -272,8 +286,9 @@ class ResilientGloo(ProcessGroupGloo):  # type: ignore[misc]  # torchft has no t
         if torch.cuda.is_available():
             group._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.GLOO, backend)
 
-        # Every member has published its listener before it connected, so nothing here waits. A member that is no
-        # ResilientGloo publishes none; our connections *to* it then stay out of the cut, which loses time, not safety.
+        # Every member has published its listener before it connected, so nothing here waits. A member that
+        # is no ResilientGloo publishes none; our connections *to* it then stay out of the cut, which loses
+        # time, not safety.
         listeners = set(own)
         for peer in range(world_size):
             key = _LISTENER_KEY.format(rank=peer)

@@ -1,19 +1,19 @@
 """The training session: a recipe's loop, and what keeps it going while replicas die and return.
 
-    seed_everything(0)
-    model, optimizer = ...
-    with Session(model, optimizer, target_step=300, seed=0) as session:
-        while session.running:
-            loss = ...
-            loss.backward()
-            session.step_optimizer(metrics={"loss": loss})
+seed_everything(0)
+model, optimizer = ...
+with Session(model, optimizer, target_step=300, seed=0) as session:
+    while session.running:
+        loss = ...
+        loss.backward()
+        session.step_optimizer(metrics={"loss": loss})
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
-import random
 import signal
 import threading
 import time
@@ -23,60 +23,51 @@ from types import FrameType, TracebackType
 from typing import Any
 
 import torch
+import torch._dynamo  # the first optimizer would import it: a second of CPU that a warm standby pays early
 from torch import distributed as dist
 
 from sky_monarch.errors import CheckpointError, ConfigError, QuorumError, QuorumTimeoutError
 from sky_monarch.training.agent_link import AgentLink
-from sky_monarch.training.checkpoint import CheckpointFolder, CheckpointPlan
+from sky_monarch.training.checkpoint import CheckpointFolder, CheckpointPlan, snapshot
 from sky_monarch.training.collectives import BUCKET_BYTES, GradientBuckets
 from sky_monarch.training.digest import parameters_digest
 from sky_monarch.training.environment import RankEnvironment
 from sky_monarch.training.manager import SessionManager, quiet_torchft
+from sky_monarch.training.membership import LOCAL_ADDRESS, join_group, make_manager
 from sky_monarch.training.process_group import ResilientGloo
+from sky_monarch.training.seeding import batch_generator, seed_everything
 from sky_monarch.training.timeouts import Timeouts
-from sky_monarch.training.transport import PrivateHTTPTransport
-
-# The first optimizer made pulls this in, a second of CPU: here a warm standby pays for it before it is needed.
-import torch._dynamo  # isort: skip
 
 __all__ = ["Session", "seed_everything"]
 
 logger = logging.getLogger(__name__)
 
-_LOCAL = "127.0.0.1"
 # Failed votes in a row: from the third on the session waits before it asks again; at the last it gives up.
 _PATIENT_FAILURES, _MOST_FAILURES = 3, 100
 _LONGEST_BACKOFF_S = 1.0
+# A healthy replica must outlive the one that it waits for: the watchdog replaces that one meanwhile.
+_QUORUM_TRIES = 3
 # Without an agent nobody says when the donors may leave.
 _LINGER_ALONE_S = 2.0
 _DONOR_POLL_S = 0.1
 
 
-def seed_everything(seed: int) -> None:
-    """Seed Python's, NumPy's and torch's global generators: call it before the model is built, with one seed for all."""
-    random.seed(seed)
-    torch.manual_seed(seed)
-    with contextlib.suppress(ImportError):
-        import numpy as np
-
-        np.random.seed(seed % 2**32)  # noqa: NPY002
-
-
 class Session:
     """One rank of one replica group, training in step with the others.
 
-    Between two commits any other group may die, heal or join: gradients are averaged over whoever is there, a step that
-    a death interrupted is averaged again from the kept local gradients, and a group that comes back pulls its state from
-    a donor. Parameters are bit-equal on all groups after every commit.
+    Between two commits any other group may die, heal or join: gradients are averaged over whoever is there,
+    a step that a death interrupted is averaged again from the kept local gradients, and a group that comes
+    back pulls its state from a donor. Parameters are bit-equal on all groups after every commit.
 
     Args:
         model: Built after :func:`seed_everything`, so that all groups start from the same bits (checked).
         optimizer: Steps only when the quorum commits.
         target_step: The work is done when this step is committed; None for a loop that ends by itself.
-        seed: Of the run. The global generators go on with a stream of this rank's own; :meth:`generator` adds the step.
-        before_update: Called with the step being applied, once the averaged gradients are in place and before the
-            optimizer uses them: the place for a learning-rate schedule and for clipping. (Earlier, a group that
-            heals does not know its step.)
+        seed: Of the run. The global generators go on with a stream of this rank's own; :meth:`generator`
+            adds the step.
+        before_update: Called with the step being applied, once the averaged gradients are in place and
+            before the optimizer uses them: the place for a learning-rate schedule and for clipping.
+            (Earlier, a group that heals does not know its step.)
         retries: How often one step is averaged again from the kept gradients.
         bucket_bytes: Most bytes of one collective.
         timeouts: Longest waits; TorchFT's environment variables are applied on top.
@@ -149,7 +140,7 @@ class Session:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this is the one rank of the last committed step that does what is done once (evaluate, save)."""
+        """Whether this rank does what is done once, such as an evaluation: one of the last committed step."""
         return self._leader
 
     @property
@@ -168,12 +159,14 @@ class Session:
         Args:
             stream: For a second independent generator of the same step.
         """
-        place = ((self.step * 65_537 + self.replica) * 4_099 + self.rank) * 31 + stream
-        return torch.Generator().manual_seed((self._seed * 1_000_000_007 + place) % 2**63)
+        return batch_generator(
+            self._seed, step=self.step, replica=self.replica, rank=self.rank, stream=stream
+        )
 
     def digest(self) -> str:
         """SHA-256 of all parameters, as 64 hex digits: equal on all groups after each commit."""
-        return parameters_digest(self._model)
+        digest: str = parameters_digest(self._model)
+        return digest
 
     def register_state(self, key: str, load: Callable[[Any], None], save: Callable[[], Any]) -> None:
         """Let a healing group, and checkpoints, carry more than model and optimizer.
@@ -181,7 +174,8 @@ class Session:
         Args:
             key: Any name, the same on all groups.
             load: Applies what ``save`` returned, on another process.
-            save: Called in another thread, during the forward pass: what it returns must not change before the commit.
+            save: Called in another thread, during the forward pass: what it returns must not change before
+                the commit.
 
         Raises:
             ConfigError: The key is taken, or the session has begun.
@@ -218,7 +212,7 @@ class Session:
             SystemExit: With code 0: this process was asked to leave, and is between two steps.
         """
         manager = self._entered()
-        self._link.rehearse_faults()
+        self._link.check()
         if self._begun:
             return True
         if self.drain_requested:
@@ -264,7 +258,7 @@ class Session:
             QuorumError: The lighthouse cannot be reached, or nothing was committed in a hundred attempts.
         """
         manager = self._in_step()
-        self._link.rehearse_faults()
+        self._link.check()
         for attempt in range(self._retries + 1):
             if not self._averaged:
                 self._reduce(manager)
@@ -287,38 +281,53 @@ class Session:
         manager.start_quorum(timeout=timedelta(seconds=limit_s))
 
     def _await_quorum(self, manager: SessionManager) -> None:
-        self._may_interrupt = True
-        try:
-            if self.drain_requested:
-                raise SystemExit(0)
-            manager.wait_quorum()
-        except TimeoutError as error:
-            raise QuorumTimeoutError(
-                f"replica {self.replica} got no quorum: {error}",
-                hint="another replica is stuck, or fewer than min_replicas are up",
-            ) from error
-        except RuntimeError as error:
-            raise QuorumError(f"the lighthouse gave no quorum: {error}", hint="is it up?") from error
-        finally:
-            self._may_interrupt = False
+        """Wait for the quorum; one that is late is asked for again, since another replica is at fault."""
+        for attempt in range(1, _QUORUM_TRIES + 1):
+            self._may_interrupt = True
+            try:
+                if self.drain_requested:
+                    raise SystemExit(0)
+                manager.wait_quorum()
+            except TimeoutError as error:
+                if attempt == _QUORUM_TRIES:
+                    raise QuorumTimeoutError(
+                        f"replica {self.replica} got no quorum: {error}",
+                        hint="another replica is stuck, or fewer than min_replicas are up",
+                    ) from error
+                logger.warning("no quorum within %g s; asking again", self._timeouts.quorum_s)
+                manager.forget_quorum()
+                self._ask(manager)
+            except RuntimeError as error:
+                raise QuorumError(f"the lighthouse gave no quorum: {error}", hint="is it up?") from error
+            else:
+                return
+            finally:
+                self._may_interrupt = False
 
     def _reduce(self, manager: SessionManager) -> bool:
         """One attempt at averaging; False if it failed, and the vote will then be no."""
         self._await_quorum(manager)
         if self.finished:
-            # The donors have reached the target and reduce no more: voting no still applies the state they gave.
+            # The donors have reached the target and reduce no more: voting no still applies the state they
+            # gave.
             manager.report_error(QuorumError("healed to the target step"))
             return False
-        if self.step == 0 and manager.is_participating() and manager.errored() is None and not self._begin(manager):
+        if (
+            self.step == 0
+            and manager.is_participating()
+            and manager.errored() is None
+            and not self._begin(manager)
+        ):
             return False
         self._buckets.pack()
         return self._buckets.average(manager, inner=self._inner)
 
     def _begin(self, manager: SessionManager) -> bool:
-        """Step 0, at every attempt and on every member: go on from a checkpoint, or check that all start equal."""
+        """Each attempt at step 0, on every member: go on from a checkpoint, or check that all are equal."""
         restored = self._restore(manager)
         if restored:
-            # The lighthouse must hear of the new step, so this attempt ends here, also for a member that cannot read it.
+            # The lighthouse must hear of the new step, so this attempt ends here, also for a member that
+            # cannot read it.
             manager.report_error(QuorumError(f"continuing from the checkpoint of step {self.step}"))
             self._gloo.cut()
             return False
@@ -364,7 +373,9 @@ class Session:
         cause = error.original_exception if error is not None else "too few replicas"
         logger.info("step %d was not committed: %s", self.step, str(cause).split("\n", 1)[0])
         if self._failures >= _MOST_FAILURES:
-            raise QuorumError(f"nothing was committed in {self._failures} attempts; the last failed with: {cause}")
+            raise QuorumError(
+                f"nothing was committed in {self._failures} attempts; the last failed with: {cause}"
+            )
         return False
 
     def _commit(self, manager: SessionManager, metrics: Mapping[str, float | torch.Tensor]) -> None:
@@ -384,7 +395,7 @@ class Session:
         if self._leader and folder.due(self.step):
             state = {
                 "manager": manager.state_dict(),
-                "states": {key: _snapshot(save()) for key, (_, save) in self._states.items()},
+                "states": {key: snapshot(save()) for key, (_, save) in self._states.items()},
             }
             if not folder.save(self.step, state):
                 logger.warning("no checkpoint of step %d: the previous one is still being written", self.step)
@@ -413,16 +424,23 @@ class Session:
         if self._manager is not None:
             raise ConfigError("a session is entered once")
         quiet_torchft()
+        # torch's modules live as long as the process. Unfrozen, Python searches them for garbage again and
+        # again at exit: 1.2 s of CPU against 0.2 s (measured), which a group that fails spends before it
+        # can be replaced.
+        gc.freeze()
         env = self._env
         seed_everything((self._seed + 1) * 1_000_003 + env.replica * 4_099 + env.rank)
         with contextlib.ExitStack() as undo:
             self._gloo = ResilientGloo(
-                address=_LOCAL,
+                address=LOCAL_ADDRESS,
                 timeout=timedelta(seconds=self._timeouts.collective_s),
                 connect_timeout=timedelta(seconds=self._timeouts.rendezvous_s),
             )
-            self._inner = self._join_group()
-            self._manager = self._make_manager(undo)
+            self._inner, store = join_group(env, self._timeouts)
+            self._store = store  # ours to keep alive, where this rank serves it
+            self._manager = make_manager(env, self._timeouts, self._gloo, store, undo)
+            for key, (load, save) in self._states.items():
+                self._manager.register_state_dict_fn(key, load, save)
             self._link = AgentLink(env, target_step=self._target_step, on_dead=self._gloo.declare_dead)
             undo.callback(self._link.close)
             if threading.current_thread() is threading.main_thread():
@@ -430,62 +448,6 @@ class Session:
                 undo.callback(signal.signal, signal.SIGTERM, previous)
             self._resources = undo.pop_all()
         return self
-
-    def _join_group(self) -> dist.ProcessGroup | None:
-        """The ranks of this replica group; None where this rank is alone."""
-        env = self._env
-        if env.store is None:
-            self._store = dist.TCPStore(_LOCAL, 0, is_master=True, wait_for_workers=False)
-            return None
-        if not dist.is_initialized():
-            dist.init_process_group(
-                "gloo",
-                init_method="env://",
-                rank=env.rank,
-                world_size=env.world_size,
-                timeout=timedelta(seconds=self._timeouts.collective_s),
-            )
-        return dist.group.WORLD
-
-    def _make_manager(self, undo: contextlib.ExitStack) -> SessionManager:
-        env, timeouts = self._env, self._timeouts
-        lighthouse = env.lighthouse
-        if lighthouse is None:
-            from torchft.coordination import LighthouseServer
-
-            server = LighthouseServer(bind=f"{_LOCAL}:0", min_replicas=1, join_timeout_ms=100)
-            undo.callback(server.shutdown)
-            lighthouse = f"http://{_LOCAL}:{server.address().rpartition(':')[2]}"  # it advertises the host's name
-        token = env.agent.token if env.agent is not None else lighthouse
-        host, port = env.store or (_LOCAL, self._store.port)
-        try:
-            manager = SessionManager(
-                pg=self._gloo,
-                load_state_dict=None,
-                state_dict=None,
-                min_replica_size=env.min_replicas,
-                timeout=timedelta(seconds=timeouts.transfer_s),
-                quorum_timeout=timedelta(seconds=timeouts.quorum_s),
-                connect_timeout=timedelta(seconds=timeouts.dial_s),
-                rank=env.rank,
-                world_size=env.world_size,
-                store_addr=host,
-                store_port=port,
-                lighthouse_addr=lighthouse,
-                replica_id=env.replica_id,
-                hostname=_LOCAL,
-                checkpoint_transport=PrivateHTTPTransport(
-                    token=token, address=_LOCAL, timeout=timedelta(seconds=timeouts.transfer_s)
-                ),
-                init_sync=False,
-                quorum_retries=timeouts.quorum_retries,
-            )
-        except (RuntimeError, TimeoutError) as error:
-            raise ConfigError(f"cannot reach the lighthouse or the group's store: {error}") from error
-        undo.callback(manager.shutdown, wait=False)
-        for key, (load, save) in self._states.items():
-            manager.register_state_dict_fn(key, load, save)
-        return manager
 
     def _on_sigterm(self, signum: int, frame: FrameType | None) -> None:  # noqa: ARG002
         self._drain.set()
@@ -495,12 +457,18 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave the quorum. After the target step: first stay as a donor until the agent says that nobody needs one."""
+        """Leave the quorum; after the target step first stay as a donor until nobody needs one."""
         try:
-            if kind is None and self._checkpoints is not None and not self._checkpoints.wait(self._release_limit_s):
+            if (
+                kind is None
+                and self._checkpoints is not None
+                and not self._checkpoints.wait(self._release_limit_s)
+            ):
                 logger.warning("left while a checkpoint was still being written")
             if kind is None and self._target_step is not None and self.finished:
                 self._stay_as_donor(self._entered())
+            if kind is not None:
+                self._gloo.cut()  # the others need not wait for the end of this process
         finally:
             self._resources.close()
 
@@ -512,18 +480,8 @@ class Session:
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline and not self.drain_requested:
             if not manager.quorum_pending:
-                manager.settle()
+                manager.forget_quorum()
+                manager.forget_votes()
                 manager.start_quorum()
             if self._link.released.wait(_DONOR_POLL_S):
                 return
-
-
-def _snapshot(state: Any) -> Any:
-    """A copy of ``state`` that training does not change: tensors cloned to the CPU, containers rebuilt."""
-    if isinstance(state, torch.Tensor):
-        return state.detach().to("cpu", copy=True)
-    if isinstance(state, Mapping):
-        return {key: _snapshot(value) for key, value in state.items()}
-    if isinstance(state, list | tuple):
-        return type(state)(_snapshot(value) for value in state) if type(state) in (list, tuple) else list(state)
-    return state

@@ -1,13 +1,14 @@
-"""The store helper: serves torch's TCPStore on listening sockets that the agent owns.
+r"""The store helper: serves torch's TCPStore on listening sockets that the agent owns.
 
-``python -m sky_monarch.training.store``, started by an agent when the first rank connects to its ``MASTER_PORT``. File
-descriptor 3 is a unix ``SOCK_SEQPACKET`` socket, one message a packet:
+``python -m sky_monarch.training.store``, started by an agent when the first rank connects to its
+``MASTER_PORT``. File descriptor 3 is a unix ``SOCK_SEQPACKET`` socket, one message a packet:
 
-    agent  ▶ ``open <id>\\n`` with one listening TCP socket attached     helper ▶ ``ready <id>\\n`` or ``error <id> <text>\\n``
-    agent  ▶ ``close <id>\\n``                                            helper ▶ ``ready <id>\\n`` or ``error <id> <text>\\n``
+    agent  ▶ ``open <id>\\n`` with one listening TCP socket attached     helper ▶ ``ready <id>\\n`` or
+    ``error <id> <text>\\n`` agent  ▶ ``close <id>\\n``                                            helper ▶
+    ``ready <id>\\n`` or ``error <id> <text>\\n``
 
-The end of the connection ends the helper. The listening sockets are the agent's, so a rank that connects before the
-helper runs waits in the kernel's backlog, and a helper that dies can be replaced.
+The end of the connection ends the helper. The listening sockets are the agent's, so a rank that connects
+before the helper runs waits in the kernel's backlog, and a helper that dies can be replaced.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ class StoreHelper:
         name = rest.strip()
         try:
             if not name or " " in name:
-                raise ValueError(f"{verb!r} needs one id")  # noqa: TRY301
+                raise ValueError(f"{verb!r} needs one id")
             if verb == "open":
                 self._open(name, fds)
             elif verb == "close":
                 self._stores.pop(name)
             else:
-                raise ValueError(f"unknown verb {verb!r}")  # noqa: TRY301
+                raise ValueError(f"unknown verb {verb!r}")
         except KeyError:
             return f"error {name} no store of this id is open\n"
         except Exception as error:  # noqa: BLE001  # the agent must hear of whatever it was
@@ -84,7 +85,7 @@ def main() -> int:
     try:
         control = socket.socket(fileno=CONTROL_FD)
         if control.family != socket.AF_UNIX or control.type != socket.SOCK_SEQPACKET:
-            raise OSError(f"it is of another kind: {control}")  # noqa: TRY301
+            raise OSError(f"it is of another kind: {control}")
     except OSError as error:
         sys.stderr.write(f"error: file descriptor {CONTROL_FD} is no SOCK_SEQPACKET unix socket: {error}\n")
         sys.stderr.write("hint: this helper is started by the agent\n")

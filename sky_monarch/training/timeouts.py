@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from sky_monarch.errors import ConfigError
 
@@ -17,6 +19,9 @@ _TORCHFT_ENV = {
     "TORCHFT_QUORUM_TIMEOUT_SEC": "quorum_s",
     "TORCHFT_CONNECT_TIMEOUT_SEC": "dial_s",
 }
+# The job's `lighthouse` section as JSON, with its own field names.
+_JOB_ENV = "SKY_MONARCH_TIMEOUTS"
+_JOB_FIELDS = ("join_timeout_s", "heartbeat_timeout_s", "quorum_timeout_s", "process_group_timeout_s")
 _RETRIES_ENV = "TORCHFT_QUORUM_RETRIES"
 # Between two tries to reach a lighthouse that is down; TorchFT sleeps quorum_s / (retries + 1).
 _RETRY_PAUSE_S = 0.25
@@ -26,9 +31,10 @@ _RETRY_PAUSE_S = 0.25
 class Timeouts:
     """Seconds, each the longest wait for one thing.
 
-    ``rendezvous x 5 < transfer <= collective < quorum`` and ``heartbeat + join < quorum``: each layer must outlast the
-    one whose failure it is to notice. A healing joiner that may take longer than its peers' allreduce, or a stuck
-    allreduce that may outlast its peers' wait for the quorum, would make healthy replicas fail.
+    ``5 x rendezvous < transfer <= collective < quorum`` and ``heartbeat < join <= quorum``: each layer must
+    outlast the one whose failure it is to notice. A healing joiner that may take longer than its peers'
+    allreduce, or a stuck allreduce that may outlast its peers' wait for the quorum, would make healthy
+    replicas fail.
     """
 
     rendezvous_s: float = 4.0
@@ -48,25 +54,49 @@ class Timeouts:
     join_s: float = 60.0
     """The lighthouse's: how long a first quorum waits for more members."""
     quorum_retries: int = math.ceil(quorum_s / _RETRY_PAUSE_S)
-    """Tries to reach a lighthouse that is being restarted; with TorchFT's default of 0, its death is everybody's."""
+    """Tries to reach a lighthouse that restarts; with none (TorchFT's default) its death is fatal."""
 
     @classmethod
     def derive(cls, base: Timeouts | None = None, env: Mapping[str, str] = os.environ) -> Timeouts:
-        """The timeouts in force: ``base``, with TorchFT's environment variables on top as TorchFT applies them.
+        """The timeouts in force: ``base``, under TorchFT's environment variables.
 
         Raises:
             ConfigError: A variable is not a positive whole number, or the order does not hold.
         """
         timeouts = base or cls()
+        if _JOB_ENV in env and base is None:
+            timeouts = cls._of_job(env[_JOB_ENV])
         for name, field in _TORCHFT_ENV.items():
             if name in env:
-                timeouts = replace(timeouts, **{field: float(_whole_number(name, env[name], least=1))})
+                changed: dict[str, Any] = {field: float(_whole_number(name, env[name], least=1))}
+                timeouts = replace(timeouts, **changed)
         if _RETRIES_ENV in env:
-            timeouts = replace(timeouts, quorum_retries=_whole_number(_RETRIES_ENV, env[_RETRIES_ENV], least=0))
+            timeouts = replace(
+                timeouts, quorum_retries=_whole_number(_RETRIES_ENV, env[_RETRIES_ENV], least=0)
+            )
         if "TORCHFT_QUORUM_TIMEOUT_SEC" in env and timeouts.first_quorum_s < timeouts.quorum_s:
             timeouts = replace(timeouts, first_quorum_s=timeouts.quorum_s)
         timeouts.validate()
         return timeouts
+
+    @classmethod
+    def _of_job(cls, text: str) -> Timeouts:
+        """Derive every layer from the job's ``lighthouse`` section."""
+        try:
+            job = {name: float(json.loads(text)[name]) for name in _JOB_FIELDS}
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{_JOB_ENV} is malformed: {error!r}") from error
+        collective_s, quorum_s = job["process_group_timeout_s"], job["quorum_timeout_s"]
+        return cls(
+            rendezvous_s=min(cls().rendezvous_s, collective_s / 6),
+            transfer_s=collective_s,
+            collective_s=collective_s,
+            quorum_s=quorum_s,
+            first_quorum_s=max(cls().first_quorum_s, quorum_s),
+            heartbeat_s=job["heartbeat_timeout_s"],
+            join_s=job["join_timeout_s"],
+            quorum_retries=max(1, math.ceil(quorum_s / _RETRY_PAUSE_S)),
+        )
 
     def validate(self) -> None:
         """Check every value and their order.
@@ -80,14 +110,15 @@ class Timeouts:
                 raise ConfigError(f"timeout {item.name} is {value}; it must be positive and finite")
         if self.quorum_retries < 1:
             raise ConfigError(
-                f"quorum_retries is {self.quorum_retries}: a restart of the lighthouse would end every replica",
+                f"quorum_retries is {self.quorum_retries}: a lighthouse's restart would end every replica",
                 hint=f"leave it, or {_RETRIES_ENV}, at 1 or more",
             )
         ladder = [
             ("5 x rendezvous_s", 5 * self.rendezvous_s, "transfer_s", self.transfer_s, True),
             ("transfer_s", self.transfer_s, "collective_s", self.collective_s, False),
             ("collective_s", self.collective_s, "quorum_s", self.quorum_s, True),
-            ("heartbeat_s + join_s", self.heartbeat_s + self.join_s, "quorum_s", self.quorum_s, True),
+            ("heartbeat_s", self.heartbeat_s, "join_s", self.join_s, True),
+            ("join_s", self.join_s, "quorum_s", self.quorum_s, False),
             ("quorum_s", self.quorum_s, "first_quorum_s", self.first_quorum_s, False),
         ]
         for low_name, low, high_name, high, strict in ladder:
@@ -95,8 +126,8 @@ class Timeouts:
                 raise ConfigError(
                     f"timeouts in the wrong order: {low_name} ({low:g} s) must be "
                     f"{'less than' if strict else 'at most'} {high_name} ({high:g} s)",
-                    hint="needed: 5 x rendezvous_s < transfer_s <= collective_s < quorum_s <= first_quorum_s, "
-                    "and heartbeat_s + join_s < quorum_s; TORCHFT_TIMEOUT_SEC sets transfer_s, "
+                    hint="needed: 5 x rendezvous_s < transfer_s <= collective_s < quorum_s <= first_quorum_s "
+                    "and heartbeat_s < join_s <= quorum_s; TORCHFT_TIMEOUT_SEC sets transfer_s, "
                     "TORCHFT_QUORUM_TIMEOUT_SEC sets quorum_s",
                 )
 

@@ -1,8 +1,8 @@
-"""Handing a replica's state to one that heals: TorchFT's HTTP transport, on one address and behind the run's secret.
+"""Handing a replica's state to one that heals: TorchFT's HTTP transport, behind the run's secret.
 
-TorchFT's own listens on every interface, advertises the host's name (which need not resolve), asks for no credentials,
-and unpickles what it gets. This one listens on the session's address, and both sides prove that they know the run's
-token before a byte is decoded.
+TorchFT's own listens on every interface, advertises the host's name (which need not resolve), asks for no
+credentials, and unpickles what it gets. This one listens on the session's address, and both sides prove
+that they know the run's token before a byte is decoded.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 from torchft.checkpointing import HTTPTransport
 from torchft.checkpointing._rwlock import RWLock
 from torchft.checkpointing._serialization import _streaming_load, _streaming_save
@@ -41,7 +42,8 @@ class PrivateHTTPTransport(HTTPTransport[Any]):  # type: ignore[misc]  # torchft
     """
 
     def __init__(self, *, token: str, address: str, timeout: timedelta) -> None:
-        # HTTPTransport's constructor opens its server at once; the state that its other methods use is set up here.
+        # HTTPTransport's constructor opens its server at once; the state that its other methods use is set
+        # up here.
         self._checkpoint_lock = RWLock(timeout=timeout.total_seconds())
         self._disallowed = False
         self._step = -1
@@ -61,14 +63,20 @@ class PrivateHTTPTransport(HTTPTransport[Any]):  # type: ignore[misc]  # torchft
 
     def address(self) -> str:
         """Where a joiner finds this donor; the step is appended to it."""
-        host, port = self._server.server_address[:2]
-        return f"http://{str(host)}:{port}/checkpoint/"
+        host = self._server.server_name
+        return f"http://{f'[{host}]' if ':' in host else host}:{self._server.server_port}/checkpoint/"
 
     def proof(self, purpose: str, nonce: str, path: str) -> str:
         """What only a holder of the token can compute for this request."""
         return hmac.new(self._key, f"{purpose}\n{nonce}\n{path}".encode(), hashlib.sha256).hexdigest()
 
-    def recv_checkpoint(self, src_rank: int, metadata: str, step: int, timeout: timedelta) -> Any:  # noqa: ARG002
+    def recv_checkpoint(
+        self,
+        src_rank: int,  # noqa: ARG002
+        metadata: str,
+        step: int,
+        timeout: timedelta,
+    ) -> Any:
         """Fetch the state of ``step`` from the donor at ``metadata``.
 
         Raises:
@@ -88,11 +96,17 @@ class PrivateHTTPTransport(HTTPTransport[Any]):  # type: ignore[misc]  # torchft
             answer = response.headers.get(_ANSWER_HEADER, "")
             if not hmac.compare_digest(answer, self.proof("answer", nonce, path)):
                 raise PermissionError(f"the donor at {metadata} does not belong to this run")
-            return _streaming_load(response, weights_only=False)
+            state = _streaming_load(response, weights_only=False)
+        # Loaded tensors live in `bytes`. Python shares those of one byte between all their users: not to be
+        # written to.
+        return tree_map_only(
+            torch.Tensor, lambda tensor: tensor.clone() if tensor.nbytes <= 1 else tensor, state
+        )
 
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 128
 
     def __init__(self, address: tuple[str, int], transport: PrivateHTTPTransport) -> None:
         self.transport = transport
@@ -112,8 +126,8 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def setup(self) -> None:
-        self.timeout = self.server.transport._timeout.total_seconds()
         super().setup()
+        self.connection.settimeout(self.server.transport._timeout.total_seconds())
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         logger.debug(format, *args)
@@ -121,7 +135,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         transport = self.server.transport
         nonce, _, proof = self.headers.get(_REQUEST_HEADER, "").partition(" ")
-        if len(nonce) != 2 * _NONCE_BYTES or not hmac.compare_digest(proof, transport.proof("ask", nonce, self.path)):
+        if len(nonce) != 2 * _NONCE_BYTES or not hmac.compare_digest(
+            proof, transport.proof("ask", nonce, self.path)
+        ):
             self.send_error(403)
             return
         with transport._checkpoint_lock.r_lock():

@@ -39,7 +39,9 @@ def run_directly(command: Sequence[str], cwd: Path, **env: str) -> subprocess.Co
 class Standby:
     """A standby process and the agent's end of its descriptor 3."""
 
-    def __init__(self, command: Sequence[str], cwd: Path, *, preload: str = "", options: Sequence[str] = ()) -> None:
+    def __init__(
+        self, command: Sequence[str], cwd: Path, *, preload: str = "", options: Sequence[str] = ()
+    ) -> None:
         self.agent, theirs = socket.socketpair()
         argv = [sys.executable, "-m", "sky_monarch.worker", "--standby"]
         argv += ["--preload", preload] if preload else []
@@ -86,7 +88,8 @@ DUMP = """
 import json, os, sys
 print(json.dumps({
     "argv": sys.argv, "orig_argv": sys.orig_argv[1:], "path": sys.path, "name": __name__, "file": __file__,
-    "package": __package__, "spec": repr(__spec__).split(" object at ")[0], "cached": repr(globals().get("__cached__")),
+    "package": __package__, "spec": repr(__spec__).split(" object at ")[0],
+    "cached": repr(globals().get("__cached__")),
     "loader": type(__loader__).__name__, "loader_path": getattr(__loader__, "path", None), "doc": __doc__,
     "names": sorted(globals()), "main": sys.modules["__main__"].__dict__ is globals(), "cwd": os.getcwd(),
     "builtins": type(__builtins__).__name__, "flags": list(sys.flags), "warn": sys.warnoptions,
@@ -138,7 +141,7 @@ def test_a_script_sees_what_it_sees_when_python_runs_it(scripts: Path, command: 
         "x = (",
         "raise KeyboardInterrupt",
         "import atexit\natexit.register(lambda: print('bye', __name__))\nraise LookupError",
-        "import sys\nsys.excepthook = lambda *a: print('mine', a[0].__name__, a[2].tb_lineno, a[2].tb_next)\nraise OSError",
+        "import sys\nsys.excepthook = lambda *a: print(a[0], a[2].tb_lineno, a[2].tb_next)\nraise OSError",
         "import threading\nthreading.Thread(target=lambda: print('late')).start()",
         "import sibling; print(sibling.WHO)",
         "import pickle\nclass C: pass\nprint(type(pickle.loads(pickle.dumps(C()))) is C)",
@@ -151,8 +154,12 @@ def test_a_script_ends_as_it_ends_when_python_runs_it(scripts: Path, body: str) 
     assert_alike(["sub/case.py"], scripts)
 
 
-@pytest.mark.parametrize("command", [["nosuch.py"], ["-m", "nosuch"], ["sub"], ["-m", "sub.nosuch"]], ids=" ".join)
-def test_a_script_that_is_not_there_is_reported_as_python_reports_it(scripts: Path, command: list[str]) -> None:
+@pytest.mark.parametrize(
+    "command", [["nosuch.py"], ["-m", "nosuch"], ["sub"], ["-m", "sub.nosuch"]], ids=" ".join
+)
+def test_a_script_that_is_not_there_is_reported_as_python_reports_it(
+    scripts: Path, command: list[str]
+) -> None:
     assert assert_alike(command, scripts).returncode != 0
 
 
@@ -172,7 +179,9 @@ def test_spawned_children_find_the_main_module(scripts: Path) -> None:
 
 
 def test_preload_happens_before_the_promotion_and_with_the_scripts_own_path(scripts: Path) -> None:
-    (scripts / "sub" / "case.py").write_text("import sys; print('sibling' in sys.modules, 'decimal' in sys.modules)")
+    (scripts / "sub" / "case.py").write_text(
+        "import sys; print('sibling' in sys.modules, 'decimal' in sys.modules)"
+    )
     standby = Standby(["sub/case.py"], scripts, preload="sibling,decimal,nosuchmodule")
     done = standby.promote()
     assert done.stdout == "True True\n"
@@ -211,7 +220,7 @@ def test_an_interrupt_ends_a_waiting_standby_without_a_word(scripts: Path) -> No
 def test_a_waiting_standby_has_one_thread_and_no_torch(scripts: Path) -> None:
     standby = Standby(["sub/dump.py"], scripts)
     assert standby.agent.recv(100) == b"ready\n"
-    assert len(os.listdir(f"/proc/{standby.process.pid}/task")) == 1
+    assert len(list(Path(f"/proc/{standby.process.pid}/task").iterdir())) == 1
     assert "libtorch" not in Path(f"/proc/{standby.process.pid}/maps").read_text()
     standby.agent.shutdown(socket.SHUT_WR)
     standby.finish()
@@ -219,7 +228,15 @@ def test_a_waiting_standby_has_one_thread_and_no_torch(scripts: Path) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [[], ["python"], ["python", "-c", "pass"], ["python", "-m"], ["python", "-"], ["python", "-O"], ["python", "x.pyc"]],
+    [
+        [],
+        ["python"],
+        ["python", "-c", "pass"],
+        ["python", "-m"],
+        ["python", "-"],
+        ["python", "-O"],
+        ["python", "x.pyc"],
+    ],
     ids=" ".join,
 )
 def test_a_command_that_cannot_run_warm_is_refused(command: list[str]) -> None:

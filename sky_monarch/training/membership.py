@@ -1,0 +1,104 @@
+"""How a rank joins: its group, the lighthouse, and TorchFT's Manager between them."""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import timedelta
+
+from torch import distributed as dist
+
+from sky_monarch.errors import ConfigError
+from sky_monarch.training.environment import RankEnvironment
+from sky_monarch.training.manager import SessionManager
+from sky_monarch.training.process_group import ResilientGloo
+from sky_monarch.training.timeouts import Timeouts
+from sky_monarch.training.transport import PrivateHTTPTransport
+
+__all__ = ["LOCAL_ADDRESS", "join_group", "make_manager"]
+
+# Numeric, so that no host name has to resolve.
+LOCAL_ADDRESS = "127.0.0.1"
+
+
+def join_group(
+    env: RankEnvironment, timeouts: Timeouts
+) -> tuple[dist.ProcessGroup | None, tuple[str, int, object]]:
+    """Join the ranks of this replica group.
+
+    Returns:
+        The process group of the group's ranks, None where this rank is alone; and the group's store as
+        ``(host, port, what keeps it alive)``.
+    """
+    if env.store is None:
+        # Of a group of one: nobody else needs it to outlive the rank, and so no helper has to start.
+        store = dist.TCPStore(LOCAL_ADDRESS, 0, is_master=True, wait_for_workers=False)
+        return None, (LOCAL_ADDRESS, store.port, store)
+    if not dist.is_initialized():
+        dist.init_process_group(
+            "gloo",
+            init_method="env://",
+            rank=env.rank,
+            world_size=env.world_size,
+            timeout=timedelta(seconds=timeouts.collective_s),
+        )
+    return dist.group.WORLD, (*env.store, None)
+
+
+def make_manager(
+    env: RankEnvironment,
+    timeouts: Timeouts,
+    gloo: ResilientGloo,
+    store: tuple[str, int, object],
+    undo: contextlib.ExitStack,
+) -> SessionManager:
+    """Connect to the lighthouse; a process that runs alone gets one of its own.
+
+    Args:
+        env: This rank's place.
+        timeouts: Validated.
+        gloo: Spans the replica groups.
+        store: From :func:`join_group`.
+        undo: Gets what must be shut down at the end.
+
+    Raises:
+        ConfigError: The lighthouse or the group's store cannot be reached.
+    """
+    lighthouse = env.lighthouse
+    if lighthouse is None:
+        from torchft.coordination import LighthouseServer
+
+        server = LighthouseServer(bind=f"{LOCAL_ADDRESS}:0", min_replicas=1, join_timeout_ms=100)
+        undo.callback(server.shutdown)
+        lighthouse = (
+            f"http://{LOCAL_ADDRESS}:{server.address().rpartition(':')[2]}"  # it advertises the host's name
+        )
+    # Outside sky-monarch there is no secret; the lighthouse's address at least tells two runs apart.
+    token = env.agent.token if env.agent is not None else lighthouse
+    transport = PrivateHTTPTransport(
+        token=token, address=LOCAL_ADDRESS, timeout=timedelta(seconds=timeouts.transfer_s)
+    )
+    undo.callback(transport.shutdown, wait=False)
+    try:
+        manager = SessionManager(
+            pg=gloo,
+            load_state_dict=None,
+            state_dict=None,
+            min_replica_size=env.min_replicas,
+            timeout=timedelta(seconds=timeouts.transfer_s),
+            quorum_timeout=timedelta(seconds=timeouts.quorum_s),
+            connect_timeout=timedelta(seconds=timeouts.dial_s),
+            rank=env.rank,
+            world_size=env.world_size,
+            store_addr=store[0],
+            store_port=store[1],
+            lighthouse_addr=lighthouse,
+            replica_id=env.replica_id,
+            hostname=LOCAL_ADDRESS,
+            checkpoint_transport=transport,
+            init_sync=False,
+            quorum_retries=timeouts.quorum_retries,
+        )
+    except (RuntimeError, TimeoutError) as error:
+        raise ConfigError(f"cannot reach the lighthouse or the group's store: {error}") from error
+    undo.callback(manager.shutdown)
+    return manager

@@ -1,0 +1,1 @@
+"""Complete training programs, each one file to be read from top to bottom."""
