@@ -17,6 +17,7 @@ __all__ = [
     "ChannelClient",
     "ChannelServer",
     "LighthouseClient",
+    "LighthouseControl",
     "error_kinds",
     "raise_kind",
     "run_agent",
@@ -249,6 +250,46 @@ class LighthouseClient:
             ChannelClosedError: The lighthouse is away.
             PeerRefusedError: The lighthouse does not know us (any more).
             QuorumError: Anything else that the lighthouse says.
+        """
+
+@final
+class LighthouseControl:
+    """Tells our lighthouse who died; dials with the first call, and anew where the line broke."""
+
+    def __new__(cls, address: str, token: str, run_id: str) -> LighthouseControl:
+        """Nothing is dialled yet.
+
+        Args:
+            address: Control channel of the lighthouse.
+            token: Secret of the run.
+            run_id: The run.
+
+        Raises:
+            ConfigError: The address cannot be used.
+        """
+
+    def evict(self, replica: int, generation: int, timeout_s: float) -> int | None:
+        """Take every generation of ``replica`` up to ``generation`` out of the quorum, for good.
+
+        Args:
+            replica: Replica group.
+            generation: Newest generation that is over.
+            timeout_s: Longest wait, tries at a lighthouse that is down included.
+
+        Returns:
+            Id of the last quorum that held one of them; None where no quorum did.
+
+        Raises:
+            ChannelTimeoutError: No answer within ``timeout_s``. To repeat it is harmless.
+            PeerRefusedError: The token or the run is another's.
+        """
+
+    def state(self, timeout_s: float) -> str:
+        """Everything the lighthouse knows, as JSON text.
+
+        Raises:
+            ChannelTimeoutError: No answer within ``timeout_s``.
+            PeerRefusedError: The token or the run is another's.
         """
 
 def run_agent(config_json: str) -> int:

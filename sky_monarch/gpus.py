@@ -10,6 +10,7 @@ import difflib
 import re
 import unicodedata
 from dataclasses import dataclass
+from itertools import takewhile
 
 __all__ = ["GPUS", "MAX_COUNT", "Accelerator", "Gpu", "UnknownGpuError", "canonical_gpu", "parse_accelerator"]
 
@@ -87,16 +88,27 @@ def canonical_gpu(text: str) -> str:
     Raises:
         UnknownGpuError: It is in no spelling a model of :data:`GPUS`.
     """
-    words = re.sub(r"[\s_\-®™]+", " ", unicodedata.normalize("NFKC", text).upper())
+    unmarked = re.sub(r"[\s_\-®™]+", " ", text)
+    words = unicodedata.normalize("NFKC", unmarked).upper()
     name = "".join(_DECORATION.sub(" ", words).split())
     if name in GPUS:
         return name
-    near = [known for known in GPUS if name and known.startswith(name)] or difflib.get_close_matches(
-        name, GPUS, 1, 0.7
-    )
-    suggestion = near[0] if near else None
+    # Among equally near ones, that which begins alike: MI30X is rather MI300X than MI350X.
+    ranked = sorted(GPUS, key=lambda known: (-_nearness(name, known), -_alike(name, known)))
+    near = [known for known in ranked if _nearness(name, known) >= 0.7]
+    longer = [known for known in GPUS if name and known.startswith(name)]
+    suggestion = next(iter([*longer, *near]), None)
     shown = text.strip()[:40]
     raise UnknownGpuError(f"{shown!r} is no AMD Instinct GPU of {', '.join(GPUS)}", suggestion=suggestion)
+
+
+def _nearness(left: str, right: str) -> float:
+    return difflib.SequenceMatcher(None, left, right).ratio()
+
+
+def _alike(left: str, right: str) -> int:
+    """Length of the common beginning."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False)))
 
 
 def parse_accelerator(text: str) -> Accelerator:

@@ -116,19 +116,22 @@ impl AgentClient {
         deadline: Duration,
     ) -> Result<Self> {
         let until = Instant::now() + deadline;
-        let mut backoff = Backoff::default();
+        let (mut backoff, mut met) = (Backoff::default(), None);
         let channel = loop {
             let left = until.saturating_duration_since(Instant::now());
             match dial(&address, &peer, &credentials, left).await {
                 Ok(channel) => break channel,
-                Err(error) if error.kind() != ErrorKind::Closed => return Err(error),
-                Err(error) => {
-                    if Instant::now() >= until {
-                        let what = format!("no agent within {deadline:?}: {}", error.message());
-                        return Err(Error::new(ErrorKind::TimedOut, "connect", what));
-                    }
+                // The last try may be cut short: what the ones before it met says more.
+                Err(error) if error.kind() == ErrorKind::TimedOut => met = met.or(Some(error)),
+                Err(error) if error.kind() == ErrorKind::Closed => {
+                    met = Some(error);
                     tokio::time::sleep_until((Instant::now() + backoff.next()).min(until)).await;
                 }
+                Err(error) => return Err(error),
+            }
+            if let (Some(error), true) = (&met, Instant::now() >= until) {
+                let what = format!("no agent within {deadline:?}: {}", error.message());
+                return Err(Error::new(ErrorKind::TimedOut, "connect", what));
             }
         };
         let outbox = Arc::new(Outbox { state: Mutex::default(), changed: watch::Sender::new(0) });
@@ -212,7 +215,9 @@ async fn dial(
     credentials: &Credentials,
     limit: Duration,
 ) -> Result<SessionChannel> {
-    channel::connect(address, peer.clone(), credentials, &Limits::default(), limit).await
+    // Few places: what waits in the queue is no longer the latest.
+    let limits = Limits { queue: 4, ..Limits::default() };
+    channel::connect(address, peer.clone(), credentials, &limits, limit).await
 }
 
 /// The task behind an [`AgentClient`].

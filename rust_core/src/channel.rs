@@ -238,8 +238,13 @@ impl<In> Receiver<In> {
     /// After the last message that arrived: why there are no more, as [`ErrorKind::Closed`],
     /// [`ErrorKind::Protocol`] or [`ErrorKind::TooLarge`]; the same again on each further call.
     pub async fn recv(&mut self) -> Result<In> {
+        self.recv_held().await.map(|(message, _held)| message)
+    }
+
+    /// The same with the message's share of the queue's bytes, for whoever queues it again.
+    async fn recv_held(&mut self) -> Result<(In, OwnedSemaphorePermit)> {
         match self.queue.recv().await {
-            Some((message, _permit)) => Ok(message),
+            Some(received) => Ok(received),
             None => Err(self.closing.error("receive a message")),
         }
     }

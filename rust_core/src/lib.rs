@@ -1,6 +1,7 @@
 //! The core of sky-monarch, as a library that knows no Python.
 
 pub mod actor;
+pub mod agent;
 pub mod agent_client;
 pub mod channel;
 pub mod error;

@@ -70,7 +70,11 @@ fn renice(nice: i32) {
     // SAFETY: takes plain numbers; 0 is this process.
     let answer = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice) };
     if answer != 0 {
-        let error = Error::new(ErrorKind::Io, "take the configured niceness", std::io::Error::last_os_error().to_string());
+        let error = Error::new(
+            ErrorKind::Io,
+            "take the configured niceness",
+            std::io::Error::last_os_error().to_string(),
+        );
         tracing::warn!(nice, %error, "going on");
     }
 }

@@ -61,23 +61,25 @@ impl LighthouseClient {
         let unusable = |why: String| Error::new(ErrorKind::InvalidInput, CONNECT, why);
         // The part before `@` is a secret: it is in no message.
         let shown = address.rsplit_once('@').map_or(address, |(_, host)| host).to_owned();
+        if !address.starts_with("http://") {
+            return Err(unusable(format!("{shown} is no http://host:port")));
+        }
         let endpoint = Endpoint::from_shared(address.to_owned())
             .map_err(|error| unusable(format!("{shown}: {error}")))?
             .http2_keep_alive_interval(KEEPALIVE.0)
             .keep_alive_timeout(KEEPALIVE.1)
             .keep_alive_while_idle(true)
             .tcp_nodelay(true);
-        if endpoint.uri().scheme_str() != Some("http") || endpoint.uri().authority().is_none() {
-            return Err(unusable(format!("{shown} is no http://host:port")));
-        }
         let until = Instant::now() + deadline;
         let mut delay = RETRY.0;
+        // The last try may be cut short: what the ones before it met says more.
+        let mut failed = "no answer".to_owned();
         loop {
-            let failed = match tokio::time::timeout_at(until, endpoint.connect()).await {
+            match tokio::time::timeout_at(until, endpoint.connect()).await {
                 Ok(Ok(channel)) => return Ok(Self { service: LighthouseServiceClient::new(channel) }),
-                Ok(Err(error)) => innermost(&error),
-                Err(_) => "no answer".to_owned(),
-            };
+                Ok(Err(error)) => failed = innermost(&error),
+                Err(_) => {}
+            }
             if Instant::now() >= until {
                 let what = format!("no lighthouse at {shown} within {deadline:?}: {failed}");
                 return Err(Error::new(ErrorKind::TimedOut, CONNECT, what));

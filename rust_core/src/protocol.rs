@@ -547,7 +547,8 @@ pub enum Event {
     },
     /// A rehearsed fault was carried out.
     Injected {
-        /// [`Injection::id`].
+        /// [`Injection::id`]; not called so on the wire, where journal and API keep the event's own `id`.
+        #[serde(rename = "injection")]
         id: u32,
         /// Whose.
         replica: u32,

@@ -299,7 +299,7 @@ async fn children_over_the_bound_are_refused() {
         async fn started(&mut self, ctx: &mut Context<Self>) -> Result<()> {
             ctx.spawn("one", Options::default(), Child::default())?;
             let refused = ctx.spawn("two", Options::default(), Child::default()).unwrap_err();
-            drop(self.0.take().unwrap().send(refused.kind()));
+            self.0.take().unwrap().send(refused.kind()).unwrap();
             Ok(())
         }
         async fn handle(&mut self, (): (), _ctx: &mut Context<Self>) -> Result<()> {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from sky_monarch.errors import ConfigError
@@ -54,6 +55,8 @@ class AgentClient:
         self._core = _core.AgentClient(
             address, token, run_id, replica, rank, generation, target_step, timeout_s
         )
+        # Also when the interpreter ends: a script that reports its last step and exits must have said so.
+        weakref.finalize(self, self._core.close)
 
     @classmethod
     def from_env(cls, *, target_step: int | None = None, timeout_s: float = 30.0) -> Self:

@@ -11,7 +11,7 @@ from sky_monarch.cli._output import plain, seconds
 if TYPE_CHECKING:
     from sky_monarch.sdk.types import Event
 
-__all__ = ["describe", "exit_text", "is_failure", "line"]
+__all__ = ["describe", "exit_text", "is_failure", "is_routine", "line"]
 
 _Fields = Mapping[str, Any]
 
@@ -40,6 +40,10 @@ def _cause(fields: _Fields) -> str:
     if kind == "stopped":
         return f"stopped: {fields.get('reason')}"
     return str(kind)
+
+
+def _why(fields: _Fields) -> str:
+    return f" ({fields['reason']})" if fields.get("reason") else ""
 
 
 def _at(fields: _Fields) -> str:
@@ -72,7 +76,7 @@ _TEXTS: Mapping[str, Callable[[_Fields], str]] = {
     "generation_ended": lambda f: f"generation {f.get('generation')} ended{_at(f)}: {_cause(f)}",
     "restart_scheduled": _scheduled,
     "first_commit": lambda f: f"generation {f.get('generation')} committed step {f.get('step')}",
-    "group_given_up": lambda f: f"given up after {f.get('restarts')} restarts: {_cause(f)}",
+    "group_given_up": lambda f: f"given up, restarts spent: {f.get('restarts')}; {_cause(f)}",
     "group_done": lambda f: f"done{_at(f)}",
     "group_stopped": lambda _: "stopped",
     "standby_ready": lambda f: f"standby for rank {f.get('rank')} is ready, pid {f.get('pid')}",
@@ -82,6 +86,13 @@ _TEXTS: Mapping[str, Callable[[_Fields], str]] = {
     "evicted": lambda f: f"generation {f.get('generation')} evicted at the lighthouse",
     "swept": lambda f: f"left-over processes ended: {', '.join(map(str, f.get('pids') or ()))}",
     "notice": lambda f: str(f.get("message")),
+    "controller_started": lambda f: f"controller runs, pid {f.get('pid')}",
+    "agent_connected": lambda f: f"agent of host {f.get('host')} is connected, pid {f.get('pid')}",
+    "agent_disconnected": lambda f: f"agent of host {f.get('host')} is gone: {f.get('reason')}",
+    "down_requested": lambda f: f"down was asked for: {f.get('reason')}",
+    "run_state": lambda f: f"run is {f.get('state')}{_why(f)}",
+    "run_ended": lambda f: f"run ended: {f.get('state')}{_why(f)}",
+    "command": lambda f: f"told to {str(f.get('command')).replace('_', ' ')}{_why(f)}",
 }
 
 _INTERNAL = frozenset({"seq", "mono_ns", "incarnation", "replica", "host"})
@@ -98,6 +109,11 @@ def describe(event: Event) -> str:
         f"{key}={value}" for key, value in event.fields.items() if key not in _INTERNAL and value is not None
     )
     return plain(f"{event.event.replace('_', ' ')}{' ' if rest else ''}{rest}").replace("\n", " ")
+
+
+def is_routine(event: Event) -> bool:
+    """Whether only a reader of the whole history wants it: what the controller orders and remembers."""
+    return event.event in ("command", "timer_fired", "run_ended")
 
 
 def is_failure(event: Event) -> bool:

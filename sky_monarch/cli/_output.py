@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
@@ -156,6 +157,8 @@ class Commands(typer.core.TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as in a shell's background job
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()

@@ -46,10 +46,10 @@ def culprit(tail: Iterable[str]) -> tuple[str | None, str | None]:
 
 
 def _first_failures(events: Sequence[Event]) -> list[Event]:
-    """Root causes: the last failure of each replica that never came back, else the last of all."""
+    """The last failure of each replica, in the order in which they gave out: the root cause comes first."""
     failures = [event for event in events if event.event == "rank_exited" and is_failure(event)]
     latest = {event.fields.get("replica"): event for event in failures}
-    return [latest[replica] for replica in sorted(latest, key=lambda value: (value is None, value))]
+    return sorted(latest.values(), key=lambda event: event.id)
 
 
 def failure_lines(status: RunStatus, events: Sequence[Event]) -> list[str]:
@@ -114,7 +114,7 @@ def recovery_lines(status: RunStatus) -> list[str]:
             seconds(record.first_commit_s),
             number(record.lost_steps),
             "-" if record.warm is None else "warm" if record.warm else "cold",
-            plain(record.cause) + ("" if record.rank is None else f" (rank {record.rank})"),
+            plain(record.cause),
         )
         for record in status.recoveries
     ]

@@ -47,7 +47,8 @@ class PlainView:
 
         for item in items:
             if isinstance(item, Event):
-                print_line(_events.line(item))
+                if not _events.is_routine(item):
+                    print_line(_events.line(item))
             else:
                 print_line(plain(f"{item.prefix} {item.line}"))
         sys.stdout.flush()
@@ -109,6 +110,8 @@ class LiveView(PlainView):
 
         block = Text()
         for item in items:
+            if isinstance(item, Event) and _events.is_routine(item):
+                continue
             if block:
                 block.append("\n")
             if isinstance(item, Event):

@@ -50,6 +50,9 @@ MAX_DEPTH = 20
 MAX_EXPANDED = 2 * 1024 * 1024
 """Most that aliases may expand a file to, in characters plus :data:`NODE_COST` a node."""
 
+LONGEST_SHOWN = 100
+"""Longest part of a file's text that a message repeats."""
+
 NODE_COST = 32
 """What a node counts for besides its text."""
 
@@ -58,6 +61,8 @@ NODE_COST = 32
 _UNPRINTABLE = re.compile(
     "[^\t\n\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]"
 )
+
+_SURROGATES = re.compile(r"[\ud800-\udbff][\udc00-\udfff]")
 
 _CORE_TAGS = "tag:yaml.org,2002:"
 _NULL = frozenset({"", "~", "null", "Null", "NULL"})
@@ -188,20 +193,22 @@ class _Composer:
                 return self._anchors[event.anchor]
             except KeyError:
                 raise _refused(
-                    f"*{event.anchor} has no &{event.anchor} that is complete before it", _position(event)
+                    f"*{event.anchor[:LONGEST_SHOWN]} has no anchor that is complete before it",
+                    _position(event),
+                    fix=f"put &{event.anchor[:LONGEST_SHOWN]} in front of an earlier value",
                 ) from None
         _check_tag(event)
         node: Node
         if isinstance(event, ScalarEvent):
             # `!!str 010` and `! 010` are texts by request, as if quoted.
             plain = event.style is None and event.tag in (None, *(_CORE_TAGS + tag for tag in _TYPED))
-            node = Scalar(text=event.value, plain=plain, position=_position(event))
+            node = Scalar(text=_joined(event.value), plain=plain, position=_position(event))
         elif isinstance(event, SequenceStartEvent):
             node = self._items(event, path, depth)
         else:
             node = self._table(event, path, depth)
         if node.cost > MAX_EXPANDED:
-            raise _refused("expands to too much text through its aliases", node.position)
+            raise _refused("holds too much once its aliases are expanded", node.position)
         if event.anchor is not None:
             self._anchors[event.anchor] = node
         return node
@@ -213,7 +220,7 @@ class _Composer:
             node = self._node(event, (*path, len(nodes)), depth + 1)
             cost += node.cost
             if cost > MAX_EXPANDED:
-                raise _refused("expands to too much text through its aliases", node.position)
+                raise _refused("holds too much once its aliases are expanded", node.position)
             nodes.append(node)
         return Items(nodes=tuple(nodes), position=_position(start), cost=cost)
 
@@ -246,7 +253,7 @@ class _Composer:
                 entries[key.text] = (key, value)
             cost += key.cost + value.cost
             if cost > MAX_EXPANDED:
-                raise _refused("expands to too much text through its aliases", value.position)
+                raise _refused("holds too much once its aliases are expanded", value.position)
         for name, entry in merged.items():
             entries.setdefault(name, entry)
         return Table(entries=entries, position=_position(start), cost=cost)
@@ -298,11 +305,17 @@ def _syntax_error(error: Any, text: str) -> DocumentError:
     return _refused(f"no valid YAML: {what}", position, fix=fix)
 
 
+def _joined(text: str) -> str:
+    r"""Text with surrogate pairs joined: JSON, which is YAML too, escapes an emoji as ``\ud83c\udf89``."""
+    return _SURROGATES.sub(lambda pair: pair.group().encode("utf-16", "surrogatepass").decode("utf-16"), text)
+
+
 def _check_tag(event: Any) -> None:
     tag = event.tag
     if tag is None or tag == "!" or tag.removeprefix(_CORE_TAGS) in (*_TYPED, "str", "map", "seq"):
         return
-    raise _refused(f"the tag {tag} means nothing in a job file", _position(event), fix="remove the tag")
+    shown = tag[:LONGEST_SHOWN]
+    raise _refused(f"the tag {shown} means nothing in a job file", _position(event), fix="remove the tag")
 
 
 def _position(event: Event) -> Position:
@@ -372,5 +385,9 @@ def path_text(path: Path) -> str:
     """A path for people: ``resources.any_of[1].use_spot``."""
     text = ""
     for step in path:
-        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
+        if isinstance(step, int):
+            text += f"[{step}]"
+        else:
+            name = step if len(step) <= LONGEST_SHOWN else f"{step[:LONGEST_SHOWN]}..."
+            text += f".{name}" if text else name
     return text

@@ -211,11 +211,11 @@ def _module_names(value: object) -> tuple[str, ...]:
     if not isinstance(value, list | tuple):
         raise FieldRefusalError(f"must be a list of module names, not {shown(value)}")
     for name in value:
+        meant = None
+        if isinstance(name, str) and (name.endswith(".py") or "/" in name):
+            meant = name.removesuffix(".py").removeprefix("./").replace("/", ".")
         parts = name.split(".") if isinstance(name, str) else [""]
-        if not all(part.isidentifier() and not keyword.iskeyword(part) for part in parts):
-            meant = None
-            if isinstance(name, str) and (name.endswith(".py") or "/" in name):
-                meant = name.removesuffix(".py").removeprefix("./").replace("/", ".")
+        if meant or not all(part.isidentifier() and not keyword.iskeyword(part) for part in parts):
             raise FieldRefusalError(f"{shown(name)} is no importable module name", suggestion=meant)
     return tuple(dict.fromkeys(value))
 

@@ -186,7 +186,7 @@ class JobSpec(Part):
     """Where it runs: `local` is this machine."""
 
     resources: Resources = Resources()
-    """What each replica group runs on."""
+    """Hardware that each replica group asks for."""
 
     workdir: Text = "."
     """Folder in which `setup` and `run` start, relative to the job file's folder."""
@@ -210,7 +210,7 @@ class JobSpec(Part):
     """The same for values that nobody may see. `--secret NAME` takes one from your environment."""
 
     recovery: Recovery = Recovery()
-    """What happens when a process dies or stops making progress."""
+    """Restarts, their limits, and warm standbys."""
 
     checkpoint: Checkpoint | None = None
     """Where the state is saved, or `null`."""

@@ -89,7 +89,7 @@ _EVENTS: dict[str, _Checks] = {
     "group_done": {**_WHOSE, "step": _or_none(_unsigned)},
     "group_stopped": _WHOSE,
     "standby_ready": {"replica": _unsigned, "rank": _unsigned, "pid": _unsigned},
-    "injected": {**_RANK, "id": _unsigned, "fault": _text},
+    "injected": {**_RANK, "injection": _unsigned, "fault": _text},
     "evicted": {**_WHOSE, "quorum_id": _or_none(_integer)},
     "swept": {"pids": _pids},
     "notice": {"replica": _or_none(_unsigned), "message": _text},

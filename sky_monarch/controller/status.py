@@ -104,7 +104,7 @@ class StatusBook:
                 if row["step"] is not None:
                     group.step = row["step"]
             case "injected":
-                self.fired.add(row["id"])
+                self.fired.add(row["injection"])
             case "run_ended":
                 self._ended_ns, self._ended_ms = row["mono_ns"], row["wall_ms"]
 

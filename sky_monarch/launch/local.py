@@ -65,16 +65,23 @@ def _take(plan: LocalPlan) -> RunFolder:
         for leftover in plan.run_dir.parent.iterdir():  # of launchers killed between mkdir and run.json
             with contextlib.suppress(OSError):
                 leftover.rmdir()
-        plan.run_dir.mkdir(mode=0o700)
-        write_json(
-            plan.run_dir / "run.json",
-            {
-                **plan.run_json,
-                "created_ms": time.time_ns() // 1_000_000,
-                "launcher_pid": os.getpid(),
-                "launcher_start_ticks": own.start_ticks if own else 0,
-            },
-        )
+        try:
+            plan.run_dir.mkdir(mode=0o700)
+            write_json(
+                plan.run_dir / "run.json",
+                {
+                    **plan.run_json,
+                    "created_ms": time.time_ns() // 1_000_000,
+                    "launcher_pid": os.getpid(),
+                    "launcher_start_ticks": own.start_ticks if own else 0,
+                },
+            )
+        except FileExistsError as error:  # of two ids with the same random end in one second
+            raise LaunchError(f"{plan.run_dir} exists already", hint="try again") from error
+        except BaseException:
+            with _deaf():
+                folder.remove()
+            raise
     return folder
 
 

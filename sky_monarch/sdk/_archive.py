@@ -132,7 +132,7 @@ def events(folder: RunFolder, *, after: int = 0) -> Iterator[Event]:
         # mode=ro still honours the write-ahead log of a controller that died.
         journal = sqlite3.connect(f"file:{quote(str(folder.journal))}?mode=ro", uri=True, timeout=5.0)
         with contextlib.closing(journal):
-            rows = journal.execute("SELECT id, body FROM events WHERE id > ? ORDER BY id", (after,))
+            rows = journal.execute("SELECT id, event FROM events WHERE id > ? ORDER BY id", (after,))
             for number, body in rows:
                 yield Event.from_json({**json.loads(body), "id": number})
     except sqlite3.Error as error:

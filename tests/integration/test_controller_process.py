@@ -445,7 +445,7 @@ def test_a_second_injection_of_the_same_fault_never_happens(tmp_path: Path) -> N
         agent = ScriptedAgent(run).connect()
         plans = trains(agent)
         assert [plan["injections"] for plan in plans] == [[], [injection], []]
-        agent.event("injected", id=1, replica=1, rank=0, generation=1, fault="kill")
+        agent.event("injected", injection=1, replica=1, rank=0, generation=1, fault="kill")
         agent.all_acked()
         agent.close()
         successor = ScriptedAgent(run).connect()

@@ -153,6 +153,14 @@ class Workbench:
         """Live processes of that run."""
         return with_variable("SKY_MONARCH_RUN_ID", self.run_folder(name).name)
 
+    def pids_spawned(self, name: str, rank: int = 0) -> dict[int, list[int]]:
+        """Every pid that this rank of each group has had, in order."""
+        spawned: dict[int, list[int]] = {}
+        for event in self.events(name):
+            if event["event"] == "rank_spawned" and event["rank"] == rank:
+                spawned.setdefault(event["replica"], []).append(event["pid"])
+        return spawned
+
     def close(self) -> None:
         """End every run; used by the fixture, which then checks that nothing is left."""
         for name in self.names:

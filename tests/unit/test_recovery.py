@@ -58,7 +58,7 @@ def test_each_phase_counts_from_the_death() -> None:
 
 def test_a_rehearsed_death_counts_from_the_act() -> None:
     history = History()
-    history.at(995, "injected", id=1, rank=0, fault="kill")
+    history.at(995, "injected", injection=1, rank=0, fault="kill")
     history.exits(1000, received_ms=1001)
     history.ends(1002)
     (record,) = history.records()

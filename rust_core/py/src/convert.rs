@@ -9,12 +9,16 @@ use sky_monarch_core::{Error, ErrorKind};
 
 use crate::error::to_python;
 
+/// Thirty years: deadlines are added to clocks, which have an end.
+const LONGEST_S: f64 = 1e9;
+
 /// A duration from seconds.
 pub fn duration(py: Python<'_>, name: &str, seconds: f64) -> PyResult<Duration> {
-    Duration::try_from_secs_f64(seconds).map_err(|error| {
-        let why = format!("{name} = {seconds}: {error}");
-        to_python(py, &Error::new(ErrorKind::InvalidInput, "read a duration", why))
-    })
+    if (0.0..=LONGEST_S).contains(&seconds) {
+        return Ok(Duration::from_secs_f64(seconds));
+    }
+    let why = format!("{name} = {seconds} is not between 0 and {LONGEST_S} seconds");
+    Err(to_python(py, &Error::new(ErrorKind::InvalidInput, "read a duration", why)))
 }
 
 /// Plain Python data (dicts, lists, strings, numbers) from a core value.

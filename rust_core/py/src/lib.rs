@@ -6,6 +6,7 @@ mod channel_server;
 mod convert;
 mod error;
 mod lighthouse_client;
+mod lighthouse_control;
 mod runtime;
 mod services;
 
@@ -17,6 +18,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<channel_client::ChannelClient>()?;
     module.add_class::<channel_server::ChannelServer>()?;
     module.add_class::<lighthouse_client::LighthouseClient>()?;
+    module.add_class::<lighthouse_control::LighthouseControl>()?;
     module.add_function(wrap_pyfunction!(error::error_kinds, module)?)?;
     module.add_function(wrap_pyfunction!(error::raise_kind, module)?)?;
     module.add_function(wrap_pyfunction!(services::run_agent, module)?)?;

@@ -1,29 +1,10 @@
 //! The two services that run as processes of their own: agent and lighthouse.
 
 use pyo3::prelude::*;
+use sky_monarch_core::{agent, lighthouse};
 use tracing_subscriber::EnvFilter;
 
 use crate::error::to_python;
-use pending::{agent, lighthouse};
-
-/// Stands in until the services are part of the core.
-mod pending {
-    pub mod agent {
-        use sky_monarch_core::{Error, ErrorKind, Result};
-
-        pub fn run(_config: &str) -> Result<i32> {
-            Err(Error::new(ErrorKind::InvalidInput, "run the agent", "this build has none"))
-        }
-    }
-
-    pub mod lighthouse {
-        use sky_monarch_core::{Error, ErrorKind, Result};
-
-        pub fn run(_config: &str) -> Result<i32> {
-            Err(Error::new(ErrorKind::InvalidInput, "run the lighthouse", "this build has none"))
-        }
-    }
-}
 
 /// Runs the agent until it ends; returns its exit code.
 #[pyfunction]

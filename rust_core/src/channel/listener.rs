@@ -14,7 +14,7 @@ use crate::protocol::{Hello, Peer};
 use crate::wire::{Acceptor, Address};
 use crate::{Error, ErrorKind, Result};
 
-/// A bound address at which peers of the run arrive. Dropping it stops listening; open channels go on.
+/// A bound address at which peers of the run arrive. Dropping it stops listening soon; open channels go on.
 #[derive(Debug)]
 pub struct Listener {
     address: Address,
@@ -46,6 +46,12 @@ impl Listener {
     pub async fn accept(&mut self) -> Result<Pending> {
         let gone = || Error::new(ErrorKind::Closed, "accept a peer", "the listener has ended");
         self.arrivals.recv().await.ok_or_else(gone)
+    }
+
+    /// Stops listening; when this returns, the address is free again. (A drop does the same a moment later.)
+    pub async fn close(mut self) {
+        self.task.abort();
+        drop((&mut self.task).await);
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 use tokio::task::JoinSet;
 
 use super::{Channel, Credentials, Limits, Listener, Pending, Sender};
@@ -27,13 +27,21 @@ pub enum ServerEvent<In> {
     Closed(String),
 }
 
+/// An event on its way to the application. What it holds is its share of its connection's bytes, so that all that waits
+/// here is bounded by [`Limits::queue_bytes`] for each connection.
+struct Queued<In> {
+    connection: ConnectionId,
+    event: ServerEvent<In>,
+    _held: Option<OwnedSemaphorePermit>,
+}
+
 type Senders<Out> = Arc<Mutex<HashMap<ConnectionId, Sender<Out>>>>;
 
 /// Keeps many connections. Dropping it closes them all.
 pub struct Server<Out, In> {
     address: Address,
     senders: Senders<Out>,
-    events: mpsc::Receiver<(ConnectionId, ServerEvent<In>)>,
+    events: mpsc::Receiver<Queued<In>>,
     closing: watch::Sender<bool>,
     task: Option<tokio::task::JoinHandle<()>>,
 }
@@ -70,12 +78,12 @@ where
 
     /// The next event; none once the server is closed and everything was read. Cancel safe.
     pub async fn next(&mut self) -> Option<(ConnectionId, ServerEvent<In>)> {
-        self.events.recv().await
+        self.events.recv().await.map(|queued| (queued.connection, queued.event))
     }
 
     /// The next event, where there is one.
     pub fn try_next(&mut self) -> Option<(ConnectionId, ServerEvent<In>)> {
-        self.events.try_recv().ok()
+        self.events.try_recv().ok().map(|queued| (queued.connection, queued.event))
     }
 
     /// Queues a message for one connection without waiting.
@@ -134,7 +142,7 @@ async fn asked(closing: &mut watch::Receiver<bool>) {
 async fn serve<Out, In>(
     mut listener: Listener,
     senders: Senders<Out>,
-    queue: mpsc::Sender<(ConnectionId, ServerEvent<In>)>,
+    queue: mpsc::Sender<Queued<In>>,
     mut closing: watch::Receiver<bool>,
     admit: impl Fn(&Pending) -> Result<(), String> + Send + 'static,
     ready: impl Fn() + Clone + Send + Sync + 'static,
@@ -168,7 +176,7 @@ async fn serve<Out, In>(
             keep(id, peer, channel, senders, queue, ready, &mut closing).await;
         });
     }
-    drop(listener);
+    listener.close().await;
     while connections.join_next().await.is_some() {}
 }
 
@@ -177,7 +185,7 @@ async fn keep<Out, In>(
     peer: Peer,
     channel: Channel<Out, In>,
     senders: Senders<Out>,
-    queue: mpsc::Sender<(ConnectionId, ServerEvent<In>)>,
+    queue: mpsc::Sender<Queued<In>>,
     ready: impl Fn() + Sync,
     closing: &mut watch::Receiver<bool>,
 ) where
@@ -186,11 +194,12 @@ async fn keep<Out, In>(
 {
     let (sender, mut receiver) = channel.split();
     lock(&senders).insert(id, sender.clone());
-    let push = async |event| {
-        drop(queue.send((id, event)).await);
+    let push = async |event, held| {
+        // It fails only when the server is closed: then nobody asks.
+        drop(queue.send(Queued { connection: id, event, _held: held }).await);
         ready();
     };
-    push(ServerEvent::Opened(peer)).await;
+    push(ServerEvent::Opened(peer), None).await;
     let error = loop {
         tokio::select! {
             biased;
@@ -198,14 +207,14 @@ async fn keep<Out, In>(
                 sender.close("the server is closed");
                 break sender.close_reason().unwrap_or_default();
             }
-            message = receiver.recv() => match message {
-                Ok(message) => push(ServerEvent::Message(message)).await,
+            message = receiver.recv_held() => match message {
+                Ok((message, held)) => push(ServerEvent::Message(message), Some(held)).await,
                 Err(error) => break error.message().to_owned(),
             },
         }
     };
     lock(&senders).remove(&id);
-    push(ServerEvent::Closed(error)).await;
+    push(ServerEvent::Closed(error), None).await;
     drop(receiver);
     // Its last messages leave, for as long as the channel lingers.
     sender.finished().await;

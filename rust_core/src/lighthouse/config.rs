@@ -112,10 +112,12 @@ struct Private {
 
 fn token_in(path: &Path) -> Result<String> {
     const OPERATION: &str = "read the run's token";
-    let named = |why: &str| Error::new(ErrorKind::InvalidInput, OPERATION, format!("{}: {why}", path.display()));
+    let named =
+        |why: &str| Error::new(ErrorKind::InvalidInput, OPERATION, format!("{}: {why}", path.display()));
     let text = std::fs::read_to_string(path).map_err(|error| named(&error.to_string()).with_source(error))?;
     // serde's message would quote the file, and with it the token
-    let private: Private = serde_json::from_str(&text).map_err(|_| named("no JSON object with a text 'token'"))?;
+    let private: Private =
+        serde_json::from_str(&text).map_err(|_| named("no JSON object with a text 'token'"))?;
     if private.token.is_empty() {
         return Err(named("the token is empty"));
     }
@@ -175,6 +177,9 @@ mod tests {
         let path = folder.path().join("private.json");
         std::fs::write(&path, r#"{"token": ["s3cret"]}"#).expect("written");
         let error = token_in(&path).expect_err("no text");
-        assert!(error.to_string().contains("private.json") && !format!("{error:?}").contains("s3cret"), "{error:?}");
+        assert!(
+            error.to_string().contains("private.json") && !format!("{error:?}").contains("s3cret"),
+            "{error:?}"
+        );
     }
 }

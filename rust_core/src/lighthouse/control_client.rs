@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::protocol::{LighthouseAnswer, LighthouseCommand, LighthouseReply, LighthouseRequest};
@@ -16,19 +17,24 @@ const BACKOFF: Duration = Duration::from_millis(5);
 /// Longest pause between two tries.
 const BACKOFF_MAX: Duration = Duration::from_millis(100);
 
-/// Tells the lighthouse who died. Keeps one connection, dials anew where it broke.
+/// Tells the lighthouse who died. Keeps one connection, dials anew where it broke; one request at a time.
 #[derive(Debug)]
 pub struct ControlClient {
     address: Address,
     credentials: Credentials,
+    connection: Mutex<Connection>,
+}
+
+#[derive(Debug, Default)]
+struct Connection {
     channel: Option<Channel<LighthouseRequest, LighthouseAnswer>>,
     seq: u64,
 }
 
 impl ControlClient {
     /// A client of the lighthouse at `address`; dials with the first call.
-    pub const fn new(address: Address, credentials: Credentials) -> Self {
-        Self { address, credentials, channel: None, seq: 0 }
+    pub fn new(address: Address, credentials: Credentials) -> Self {
+        Self { address, credentials, connection: Mutex::default() }
     }
 
     /// Evicts every generation of `replica` up to `generation`, and returns the last quorum that held one of them.
@@ -36,7 +42,7 @@ impl ControlClient {
     /// While the lighthouse is down (its agent restarts it), tries again until `deadline` passes:
     /// [`ErrorKind::TimedOut`], naming what stood in the way. [`ErrorKind::Refused`] ends it at once. After an error
     /// the lighthouse may have evicted or not; to repeat it is harmless.
-    pub async fn evict(&mut self, replica: u32, generation: u64, deadline: Duration) -> Result<Option<i64>> {
+    pub async fn evict(&self, replica: u32, generation: u64, deadline: Duration) -> Result<Option<i64>> {
         match self.request(&LighthouseCommand::Evict { replica, generation }, deadline).await? {
             LighthouseReply::Evicted { quorum_id } => Ok(quorum_id),
             other => Err(unexpected(other)),
@@ -44,27 +50,31 @@ impl ControlClient {
     }
 
     /// Everything the lighthouse knows, as the JSON text of its snapshot. Errors as in [`Self::evict`].
-    pub async fn state(&mut self, deadline: Duration) -> Result<String> {
+    pub async fn state(&self, deadline: Duration) -> Result<String> {
         match self.request(&LighthouseCommand::State, deadline).await? {
             LighthouseReply::State { json } => Ok(json),
             other => Err(unexpected(other)),
         }
     }
 
-    async fn request(&mut self, command: &LighthouseCommand, deadline: Duration) -> Result<LighthouseReply> {
+    async fn request(&self, command: &LighthouseCommand, deadline: Duration) -> Result<LighthouseReply> {
         let until = Instant::now() + deadline;
         let (mut backoff, mut last) = (BACKOFF, None::<Error>);
         loop {
-            let tried = timeout_at(until, self.try_once(command, until)).await;
+            let tried = timeout_at(until, async {
+                let mut connection = self.connection.lock().await;
+                self.try_once(&mut connection, command, until).await
+            })
+            .await;
             let error = match tried {
                 Ok(Ok(reply)) => return Ok(reply),
                 Ok(Err(error)) => Some(error),
                 Err(_) => None,
             };
-            // an answer that comes later belongs to nobody
-            self.channel = None;
             match error {
-                Some(error) if matches!(error.kind(), ErrorKind::Refused | ErrorKind::InvalidInput) => return Err(error),
+                Some(error) if matches!(error.kind(), ErrorKind::Refused | ErrorKind::InvalidInput) => {
+                    return Err(error);
+                }
                 Some(error) => last = Some(error),
                 None => {}
             }
@@ -78,8 +88,14 @@ impl ControlClient {
         }
     }
 
-    async fn try_once(&mut self, command: &LighthouseCommand, until: Instant) -> Result<LighthouseReply> {
-        let mut channel = match self.channel.take() {
+    async fn try_once(
+        &self,
+        connection: &mut Connection,
+        command: &LighthouseCommand,
+        until: Instant,
+    ) -> Result<LighthouseReply> {
+        // only a channel whose answer came is put back: a late answer belongs to nobody
+        let mut channel = match connection.channel.take() {
             Some(channel) => channel,
             None => {
                 let peer = Peer::Supervisor { pid: std::process::id() };
@@ -87,14 +103,15 @@ impl ControlClient {
                 connect(&self.address, peer, &self.credentials, &Limits::default(), left).await?
             }
         };
-        self.seq += 1;
-        channel.send(&LighthouseRequest { seq: self.seq, command: command.clone() }).await?;
+        connection.seq += 1;
+        let seq = connection.seq;
+        channel.send(&LighthouseRequest { seq, command: command.clone() }).await?;
         let answer = channel.recv().await?;
-        if answer.seq != self.seq {
-            let message = format!("answer {} to request {}", answer.seq, self.seq);
+        if answer.seq != seq {
+            let message = format!("answer {} to request {seq}", answer.seq);
             return Err(Error::new(ErrorKind::Protocol, "ask the lighthouse", message));
         }
-        self.channel = Some(channel);
+        connection.channel = Some(channel);
         Ok(answer.reply)
     }
 }

@@ -33,8 +33,8 @@ struct Context {
 
 /// All routes, authenticated.
 pub fn routes(shared: Shared, token: Option<&str>, run_id: &str) -> Routes {
-    let service =
-        LighthouseServiceServer::new(Service::new(shared.clone())).max_decoding_message_size(MAX_REQUEST_BYTES);
+    let service = LighthouseServiceServer::new(Service::new(shared.clone()))
+        .max_decoding_message_size(MAX_REQUEST_BYTES);
     let context = Context { shared, token: token.map(Arc::from), run_id: Arc::from(run_id) };
     let grpc = Routes::new(service)
         .into_axum_router()

@@ -47,7 +47,10 @@ impl fmt::Display for Unauthenticated {
 /// Checks `authority` (`[userinfo@]host:port`) against the run's `token`.
 ///
 /// Without a token everyone is let in; a userinfo of our form still tells who it is, any other is ignored.
-pub fn authenticate(authority: Option<&str>, token: Option<&str>) -> Result<Option<Identity>, Unauthenticated> {
+pub fn authenticate(
+    authority: Option<&str>,
+    token: Option<&str>,
+) -> Result<Option<Identity>, Unauthenticated> {
     let userinfo = authority.and_then(|authority| authority.rsplit_once('@')).map(|(userinfo, _)| userinfo);
     let parsed = userinfo.map(parse_userinfo);
     let Some(token) = token else { return Ok(parsed.flatten().map(|(identity, _)| identity)) };
@@ -72,7 +75,8 @@ fn parse_userinfo(userinfo: &str) -> Option<(Identity, Option<&str>)> {
 }
 
 fn decimal<T: std::str::FromStr>(digits: &str) -> Option<T> {
-    let plain = digits.bytes().all(|byte| byte.is_ascii_digit()) && (digits == "0" || !digits.starts_with('0'));
+    let plain =
+        digits.bytes().all(|byte| byte.is_ascii_digit()) && (digits == "0" || !digits.starts_with('0'));
     if plain { digits.parse().ok() } else { None }
 }
 
@@ -103,7 +107,17 @@ mod tests {
         for userinfo in ["r1.g3.S3cret", "r1.g3.s3cre", "r1.g3.s3crett", "r1.g3.", "r1.g3"] {
             assert_eq!(with_token(userinfo), Err(Unauthenticated::WrongSecret), "{userinfo}");
         }
-        for userinfo in ["", "s3cret", "r.g3.s3cret", "r1.3.s3cret", "r-1.g3.s3cret", "r+1.g1.s3cret", "r01.g3.s3cret", "r1.g3:s3cret", "r99999999999.g1.s3cret"] {
+        for userinfo in [
+            "",
+            "s3cret",
+            "r.g3.s3cret",
+            "r1.3.s3cret",
+            "r-1.g3.s3cret",
+            "r+1.g1.s3cret",
+            "r01.g3.s3cret",
+            "r1.g3:s3cret",
+            "r99999999999.g1.s3cret",
+        ] {
             assert_eq!(with_token(userinfo), Err(Unauthenticated::Malformed), "{userinfo}");
         }
         assert_eq!(authenticate(Some(HOST), Some("s3cret")), Err(Unauthenticated::NoUserinfo));
@@ -120,7 +134,8 @@ mod tests {
 
     #[test]
     fn a_refusal_never_repeats_what_was_sent() {
-        for refusal in [Unauthenticated::NoUserinfo, Unauthenticated::Malformed, Unauthenticated::WrongSecret] {
+        for refusal in [Unauthenticated::NoUserinfo, Unauthenticated::Malformed, Unauthenticated::WrongSecret]
+        {
             assert!(!refusal.to_string().contains("s3cret"));
         }
     }

@@ -67,9 +67,11 @@ impl Ledger {
         let entry = match serde_json::from_str::<Entry>(&text) {
             Ok(entry) if entry.version == VERSION => entry,
             read => {
-                let why = read.map_or_else(|error| error.to_string(), |entry| format!("version {}", entry.version));
+                let why =
+                    read.map_or_else(|error| error.to_string(), |entry| format!("version {}", entry.version));
                 tracing::error!(path = %path.display(), %why, "state file not understood: fences are lost, it is moved aside");
-                fs::rename(path, path.with_extension("unreadable")).map_err(|error| Error::io(OPERATION, error))?;
+                fs::rename(path, path.with_extension("unreadable"))
+                    .map_err(|error| Error::io(OPERATION, error))?;
                 fresh
             }
         };
@@ -109,7 +111,10 @@ mod tests {
         let mut ledger = Ledger::open(Some(&path), "run").expect("fresh");
         ledger.entry.quorum_id = i64::MAX - 7;
         ledger.entry.fences.insert(3, 9);
-        ledger.entry.members.push(MemberEntry { id: "r3:x".into(), identity: Some(Identity { replica: 3, generation: 9 }) });
+        ledger
+            .entry
+            .members
+            .push(MemberEntry { id: "r3:x".into(), identity: Some(Identity { replica: 3, generation: 9 }) });
         ledger.store().expect("stored");
         let again = Ledger::open(Some(&path), "run").expect("read");
         assert_eq!(again.entry, ledger.entry);
@@ -136,7 +141,11 @@ mod tests {
     fn a_torn_file_is_moved_aside() {
         let folder = tempfile::tempdir().expect("folder");
         let path = folder.path().join("lighthouse.state");
-        for text in ["", "{\"version\": 1,", "{\"version\": 2, \"run_id\": \"run\", \"quorum_id\": 1, \"fences\": {}, \"members\": []}"] {
+        for text in [
+            "",
+            "{\"version\": 1,",
+            "{\"version\": 2, \"run_id\": \"run\", \"quorum_id\": 1, \"fences\": {}, \"members\": []}",
+        ] {
             fs::write(&path, text).expect("written");
             let ledger = Ledger::open(Some(&path), "run").expect("goes on");
             assert_eq!(ledger.entry.quorum_id, 0);

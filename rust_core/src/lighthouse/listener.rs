@@ -5,8 +5,8 @@ use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -34,7 +34,11 @@ pub const LISTEN_FD_ENV: &str = "SKY_MONARCH_LISTEN_FD";
 /// that nobody is refused), else one bound to `address`.
 ///
 /// Without a token only loopback is served.
-pub fn open(environment: &BTreeMap<String, String>, address: SocketAddr, has_token: bool) -> Result<StdListener> {
+pub fn open(
+    environment: &BTreeMap<String, String>,
+    address: SocketAddr,
+    has_token: bool,
+) -> Result<StdListener> {
     const OPERATION: &str = "open the lighthouse's port";
     let loopback_only = |bound: SocketAddr| {
         if has_token || bound.ip().is_loopback() {
@@ -59,8 +63,11 @@ pub fn open(environment: &BTreeMap<String, String>, address: SocketAddr, has_tok
 
 fn inherit(number: &str) -> Result<StdListener> {
     const OPERATION: &str = "inherit the lighthouse's port";
-    let invalid = |why: &str| Error::new(ErrorKind::InvalidInput, OPERATION, format!("{LISTEN_FD_ENV}={number}: {why}"));
-    let fd: RawFd = number.parse().ok().filter(|fd| *fd > 2).ok_or_else(|| invalid("no descriptor above 2"))?;
+    let invalid = |why: &str| {
+        Error::new(ErrorKind::InvalidInput, OPERATION, format!("{LISTEN_FD_ENV}={number}: {why}"))
+    };
+    let fd: RawFd =
+        number.parse().ok().filter(|fd| *fd > 2).ok_or_else(|| invalid("no descriptor above 2"))?;
     // SAFETY: only queries the number; a closed descriptor answers EBADF.
     let open = unsafe { libc::fcntl(fd, libc::F_GETFD) };
     if open == -1 {
@@ -73,7 +80,8 @@ fn inherit(number: &str) -> Result<StdListener> {
         std::mem::forget(owned);
         return Err(invalid("no listening socket"));
     }
-    fcntl(&owned, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).map_err(|errno| Error::io(OPERATION, errno.into()))?;
+    fcntl(&owned, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC))
+        .map_err(|errno| Error::io(OPERATION, errno.into()))?;
     Ok(StdListener::from(owned))
 }
 
@@ -92,8 +100,8 @@ pub struct Incoming {
 impl Incoming {
     /// Accepts from `listener`; `on_close` is called once for every connection.
     pub fn new(listener: StdListener, on_close: OnClose) -> Result<Self> {
-        let listener =
-            TcpListener::from_std(listener).map_err(|error| Error::io("serve the lighthouse's port", error))?;
+        let listener = TcpListener::from_std(listener)
+            .map_err(|error| Error::io("serve the lighthouse's port", error))?;
         Ok(Self { listener, on_close, open: Arc::default(), next: AtomicU64::new(0), backoff: None })
     }
 }
@@ -119,7 +127,8 @@ impl Stream for Incoming {
                     }
                     self.open.fetch_add(1, Ordering::Relaxed);
                     let id = self.next.fetch_add(1, Ordering::Relaxed);
-                    let guard = Guard { id, open: Arc::clone(&self.open), on_close: Arc::clone(&self.on_close) };
+                    let guard =
+                        Guard { id, open: Arc::clone(&self.open), on_close: Arc::clone(&self.on_close) };
                     return Poll::Ready(Some(Ok(Connection { stream, guard })));
                 }
                 Err(error) => {
@@ -163,13 +172,21 @@ impl Connected for Connection {
 }
 
 impl AsyncRead for Connection {
-    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_read(context, into)
     }
 }
 
 impl AsyncWrite for Connection {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(context, bytes)
     }
 

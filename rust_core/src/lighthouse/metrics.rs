@@ -21,7 +21,11 @@ pub fn render(snapshot: &Snapshot) -> String {
         if let Some(step) = replica.step {
             let mut labels = format!("id=\"{}\"", escape(&replica.id));
             if let Some(identity) = replica.identity {
-                let _ = write!(labels, ",replica=\"{}\",generation=\"{}\"", identity.replica, identity.generation);
+                let _ = write!(
+                    labels,
+                    ",replica=\"{}\",generation=\"{}\"",
+                    identity.replica, identity.generation
+                );
             }
             page.sample_of("step", &labels, step);
         }
@@ -31,7 +35,11 @@ pub fn render(snapshot: &Snapshot) -> String {
     let plain = [
         ("heartbeats_total", "Heartbeats accepted.", counters.heartbeats),
         ("asks_total", "Quorum requests accepted.", counters.asks),
-        ("withdrawn_total", "Quorum requests whose client left or whose deadline passed.", counters.withdrawn),
+        (
+            "withdrawn_total",
+            "Quorum requests whose client left or whose deadline passed.",
+            counters.withdrawn,
+        ),
         ("evictions_total", "Evictions told by a supervisor.", counters.evictions),
         ("silent_drops_total", "Members dropped for their silence.", counters.silent_drops),
         ("pauses_total", "Times this process was stopped or starved.", counters.pauses),

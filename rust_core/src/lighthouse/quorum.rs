@@ -59,6 +59,12 @@ impl State {
     pub fn is_alive(&self, id: &str, now: Instant, options: &Options) -> bool {
         self.heard.get(id).is_some_and(|at| now.saturating_duration_since(*at) < options.heartbeat_timeout)
     }
+
+    /// Whether `id` was in the last quorum and has not been evicted since.
+    pub fn was_in(&self, id: &str) -> bool {
+        let found = self.previous.binary_search_by(|member| member.id.as_str().cmp(id));
+        found.is_ok_and(|index| !self.previous[index].evicted)
+    }
 }
 
 /// What to do now.
@@ -140,7 +146,9 @@ impl fmt::Display for FormReason {
             }
             Self::Unchanged => write!(f, "same members"),
             Self::Restored => write!(f, "same members; the lighthouse was restarted"),
-            Self::CommitFailed { failed } => write!(f, "same members; the last commit failed on {}", failed.join(", ")),
+            Self::CommitFailed { failed } => {
+                write!(f, "same members; the last commit failed on {}", failed.join(", "))
+            }
             Self::Changed { joined, evicted, silent } => {
                 let parts = [("joined", joined), ("evicted", evicted), ("silent", silent)];
                 let said: Vec<String> = parts
@@ -197,8 +205,12 @@ impl fmt::Display for WaitReason {
         match self {
             Self::NobodyAsks => write!(f, "no live replica asks"),
             Self::MembersMissing { missing } => write!(f, "waiting for live members: {}", missing.join(", ")),
-            Self::TooFew { asked, min_replicas } => write!(f, "{asked} asked, min_replicas is {min_replicas}"),
-            Self::Starting { asked, expected } => write!(f, "starting: {asked} of {expected} expected replicas asked"),
+            Self::TooFew { asked, min_replicas } => {
+                write!(f, "{asked} asked, min_replicas is {min_replicas}")
+            }
+            Self::Starting { asked, expected } => {
+                write!(f, "starting: {asked} of {expected} expected replicas asked")
+            }
         }
     }
 }
@@ -240,7 +252,7 @@ fn go_on(now: Instant, state: &State, options: &Options, mut askers: Vec<(&Strin
     if !missing.is_empty() {
         return Decision::Wait { reason: WaitReason::MembersMissing { missing }, recheck_at };
     }
-    let was_in = |id: &str| state.previous.iter().any(|member| !member.evicted && member.id == id);
+    let was_in = |id: &str| state.was_in(id);
     if askers.iter().any(|(_, ask)| ask.shrink_only) {
         askers.retain(|(id, _)| was_in(id));
     }

@@ -27,7 +27,8 @@ impl Scene {
     }
 
     fn previous(mut self, ids: &[&str]) -> Self {
-        self.state.previous = ids.iter().map(|id| PreviousMember { id: (*id).into(), evicted: false }).collect();
+        self.state.previous =
+            ids.iter().map(|id| PreviousMember { id: (*id).into(), evicted: false }).collect();
         for id in ids {
             self.state.heard.insert((*id).into(), self.now);
         }
@@ -51,7 +52,11 @@ impl Scene {
     fn evict(mut self, id: &str) -> Self {
         self.state.asks.remove(id);
         self.state.heard.remove(id);
-        self.state.previous.iter_mut().filter(|member| member.id == id).for_each(|member| member.evicted = true);
+        self.state
+            .previous
+            .iter_mut()
+            .filter(|member| member.id == id)
+            .for_each(|member| member.evicted = true);
         self
     }
 
@@ -135,7 +140,7 @@ fn a_newcomer_that_only_heartbeats_holds_nobody_up() {
 fn a_failed_commit_renews_the_id_of_the_same_members() {
     let mut scene = Scene::new().previous(&["a", "b"]).asks(&["a", "b"]);
     scene.state.asks.get_mut("b").expect("b asks").commit_failed = true;
-    assert_eq!(scene.formed().1, true);
+    assert!(scene.formed().1);
     assert_eq!(scene.formed().2, FormReason::CommitFailed { failed: vec!["b".into()] });
 }
 
@@ -187,12 +192,15 @@ fn every_decision_says_why() {
 
 /// Eight replicas, each in any situation.
 fn any_scene() -> impl Strategy<Value = (State, Options, Instant)> {
-    let replica = (any::<bool>(), any::<bool>(), any::<bool>(), 0_u64..8, any::<bool>(), 0_u64..90, any::<bool>());
+    let replica =
+        (any::<bool>(), any::<bool>(), any::<bool>(), 0_u64..8, any::<bool>(), 0_u64..90, any::<bool>());
     let replicas = proptest::collection::vec(replica, 8);
     (replicas, 1_usize..5, 0_usize..4).prop_map(|(replicas, min_replicas, more)| {
         let now = noon();
         let mut state = State::default();
-        for (index, (was_in, evicted, asks, silent_s, failed, asked_s, heard)) in replicas.into_iter().enumerate() {
+        for (index, (was_in, evicted, asks, silent_s, failed, asked_s, heard)) in
+            replicas.into_iter().enumerate()
+        {
             let id = format!("r{index}");
             if was_in {
                 state.previous.push(PreviousMember { id: id.clone(), evicted });

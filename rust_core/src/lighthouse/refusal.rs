@@ -57,7 +57,9 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Malformed(why) => f.write_str(why),
-            Self::Fenced { identity, fence } => write!(f, "{identity} is over: generation {fence} is the first let in"),
+            Self::Fenced { identity, fence } => {
+                write!(f, "{identity} is over: generation {fence} is the first let in")
+            }
             Self::SecondCopy { identity, holder } => write!(f, "{identity} is live already, as {holder}"),
             Self::TakenId => f.write_str("this replica id belongs to another replica"),
             Self::Repeated => f.write_str("the same replica asked again"),

@@ -39,6 +39,8 @@ struct Waiter {
 pub(super) struct Known {
     pub(super) identity: Option<Identity>,
     pub(super) step: Option<i64>,
+    /// It sends heartbeats: then its silence means something even while it asks.
+    beats: bool,
     connections: BTreeSet<ConnectionId>,
 }
 
@@ -80,7 +82,8 @@ impl Registry {
         };
         for MemberEntry { id, identity } in registry.ledger.entry.members.clone() {
             registry.state.restored = true;
-            let evicted = identity.is_some_and(|identity| identity.generation < registry.fence_of(identity.replica));
+            let evicted =
+                identity.is_some_and(|identity| identity.generation < registry.fence_of(identity.replica));
             if !evicted {
                 registry.state.heard.insert(id.clone(), now);
                 registry.known.insert(id.clone(), Known { identity, ..Known::default() });
@@ -121,7 +124,11 @@ impl Registry {
         let ticket = self.next_ticket;
         self.next_ticket += 1;
         let (reply, answer) = oneshot::channel();
-        let ask = Ask { since: now, commit_failed: requester.commit_failures > 0, shrink_only: requester.shrink_only };
+        let ask = Ask {
+            since: now,
+            commit_failed: requester.commit_failures > 0,
+            shrink_only: requester.shrink_only,
+        };
         if let Some(known) = self.known.get_mut(&id) {
             known.step = Some(requester.step);
         }
@@ -157,6 +164,9 @@ impl Registry {
         let revived = self.state.asks.contains_key(id) && !self.state.is_alive(id, now, &self.options);
         self.admit(now, connection, identity, id).inspect_err(|refusal| self.counters.refused(refusal))?;
         self.counters.heartbeats += 1;
+        if let Some(known) = self.known.get_mut(id) {
+            known.beats = true;
+        }
         if revived {
             self.decide(now);
         }
@@ -215,18 +225,25 @@ impl Registry {
             if identity.generation < fence {
                 return Err(Refusal::Fenced { identity, fence });
             }
-            let newer = |held: &Identity| held.replica == identity.replica && held.generation < identity.generation;
+            let newer =
+                |held: &Identity| held.replica == identity.replica && held.generation < identity.generation;
             match self.known.get(id).map(|known| known.identity) {
                 // scripts may keep their replica id over generations: the newer one takes it
                 Some(Some(held)) if newer(&held) => self.fence(identity.replica, identity.generation),
                 Some(held) if held != Some(identity) => return Err(Refusal::TakenId),
                 _ => {}
             }
-            self.refuse_second_copy(now, identity, id)?;
+            if self.known.get(id).is_none_or(|known| known.identity != Some(identity)) {
+                self.refuse_second_copy(now, identity, id)?;
+            }
         } else if self.known.get(id).is_some_and(|known| known.identity.is_some()) {
             return Err(Refusal::TakenId);
         }
-        if self.known.len() >= MAX_REPLICAS && !self.known.contains_key(id) {
+        let fences = &self.ledger.entry.fences;
+        let new_replica = identity.is_some_and(|identity| !fences.contains_key(&identity.replica));
+        if (self.known.len() >= MAX_REPLICAS && !self.known.contains_key(id))
+            || (fences.len() >= MAX_REPLICAS && new_replica)
+        {
             return Err(Refusal::Full);
         }
         let known = self.known.entry(id.into()).or_default();
@@ -276,7 +293,11 @@ impl Registry {
         self.known.remove(id);
         self.state.heard.remove(id);
         self.state.asks.remove(id);
-        self.state.previous.iter_mut().filter(|member| member.id == id).for_each(|member| member.evicted = true);
+        self.state
+            .previous
+            .iter_mut()
+            .filter(|member| member.id == id)
+            .for_each(|member| member.evicted = true);
         if let Some(waiter) = self.waiters.remove(id) {
             self.refuse(waiter, Refusal::Fenced { identity, fence });
         }
@@ -288,7 +309,17 @@ impl Registry {
         let _ = waiter.reply.send(Err(refusal));
     }
 
+    /// Clients that never heartbeat (scripts, tools) live as long as their request is open.
+    fn hear_open_requests(&mut self, now: Instant) {
+        for id in self.state.asks.keys() {
+            if self.known.get(id).is_some_and(|known| !known.beats) {
+                self.state.heard.insert(id.clone(), now);
+            }
+        }
+    }
+
     fn decide(&mut self, now: Instant) {
+        self.hear_open_requests(now);
         match quorum_compute(now, &self.state, &self.options) {
             Decision::Form { members, new_id, reason } => {
                 self.form(now, &members, new_id, &reason);
@@ -309,7 +340,11 @@ impl Registry {
         let mut participants = Vec::with_capacity(members.len());
         let mut answers = Vec::with_capacity(members.len());
         for id in members {
-            let waited = self.state.asks.remove(id).map_or(Duration::ZERO, |ask| now.saturating_duration_since(ask.since));
+            let waited = self
+                .state
+                .asks
+                .remove(id)
+                .map_or(Duration::ZERO, |ask| now.saturating_duration_since(ask.since));
             self.counters.waited(waited);
             // every ask has its waiter; a member without one could not be answered and must not be listed
             let Some(Waiter { requester, reply, .. }) = self.waiters.remove(id) else { continue };
@@ -336,7 +371,8 @@ impl Registry {
     /// Starts the next quorum id, durable before anybody hears of it.
     fn renew(&mut self, members: &[String], participants: &[QuorumMember], reason: &FormReason) {
         let identity = |id: &String| self.known.get(id).and_then(|known| known.identity);
-        let entries = members.iter().map(|id| MemberEntry { id: id.clone(), identity: identity(id) }).collect();
+        let entries =
+            members.iter().map(|id| MemberEntry { id: id.clone(), identity: identity(id) }).collect();
         let listed = participants
             .iter()
             .map(|member| RecordMember {

@@ -71,7 +71,11 @@ impl Scene {
         let mut waiting: Vec<Waiting> =
             (0..3).map(|replica| scene.asks(&format!("r{replica}:a"), is(replica, 1))).collect();
         let formed: Vec<Quorum> = waiting.iter_mut().map(quorum).collect();
-        assert!(formed.iter().all(|one| one.quorum_id == formed[0].quorum_id && ids(one) == ["r0:a", "r1:a", "r2:a"]));
+        assert!(
+            formed
+                .iter()
+                .all(|one| one.quorum_id == formed[0].quorum_id && ids(one) == ["r0:a", "r1:a", "r2:a"])
+        );
         (scene, formed[0].quorum_id)
     }
 }
@@ -102,7 +106,8 @@ fn an_evicted_generation_never_comes_back_and_the_next_one_does() {
     let mut all = [scene.asks("r0:a", is(0, 1)), scene.asks("r1:b", is(1, 2)), scene.asks("r2:a", is(2, 1))];
     // replica 1 did not ask in time for the first of these quorums, or it did: either way it is in the next
     let _ = all.iter_mut().map(|waiting| waiting.1.try_recv()).collect::<Vec<_>>();
-    let mut again = [scene.asks("r0:a", is(0, 1)), scene.asks("r1:b", is(1, 2)), scene.asks("r2:a", is(2, 1))];
+    let mut again =
+        [scene.asks("r0:a", is(0, 1)), scene.asks("r1:b", is(1, 2)), scene.asks("r2:a", is(2, 1))];
     assert_eq!(ids(&quorum(&mut again[2])), ["r0:a", "r1:b", "r2:a"]);
 }
 
@@ -217,6 +222,25 @@ fn a_silent_member_is_dropped_and_no_ghost_is_listed() {
 }
 
 #[test]
+fn whoever_never_heartbeats_lives_as_long_as_its_request_is_open() {
+    let (mut scene, _) = Scene::three();
+    let mut zero = scene.asks("r0:a", is(0, 1));
+    let mut two = scene.asks("r2:a", is(2, 1));
+    scene.pass(6 * SECOND, &[]);
+    assert_eq!(ids(&quorum(&mut zero)), ["r0:a", "r2:a"], "replica 1 did not ask and is silent");
+    assert_eq!(ids(&quorum(&mut two)), ["r0:a", "r2:a"]);
+
+    // one that heartbeats and stops doing so is not counted, its open request notwithstanding
+    scene.registry.heartbeat(scene.now, 1_000, is(2, 1), "r2:a").expect("let in");
+    let mut two = scene.asks("r2:a", is(2, 1));
+    scene.pass(6 * SECOND, &[("r0:a", is(0, 1))]);
+    assert_eq!(two.1.try_recv(), Err(TryRecvError::Empty));
+    let _one = scene.asks("r1:b", is(1, 2));
+    let mut zero = scene.asks("r0:a", is(0, 1));
+    assert_eq!(ids(&quorum(&mut zero)), ["r0:a", "r1:b"]);
+}
+
+#[test]
 fn a_pause_of_the_lighthouse_itself_drops_nobody() {
     let (mut scene, first) = Scene::three();
     let mut zero = scene.asks("r0:a", is(0, 1));
@@ -234,7 +258,8 @@ fn a_restart_keeps_fences_and_members_and_renews_the_id() {
     let path = folder.path().join("state");
     let open = || Ledger::open(Some(&path), "run").expect("state");
     let mut scene = Scene::with_ledger(1, 3, open());
-    let mut first: Vec<Waiting> = (0..3).map(|replica| scene.asks(&format!("r{replica}:a"), is(replica, 4))).collect();
+    let mut first: Vec<Waiting> =
+        (0..3).map(|replica| scene.asks(&format!("r{replica}:a"), is(replica, 4))).collect();
     let last_id = quorum(&mut first[0]).quorum_id;
     scene.registry.evict(scene.now, 1, 4);
     drop(scene);

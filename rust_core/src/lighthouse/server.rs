@@ -51,7 +51,11 @@ impl Server {
             return Err(Error::new(ErrorKind::InvalidInput, OPERATION, "control must be unix:<path>"));
         }
         if control.is_some() && token.is_none() {
-            return Err(Error::new(ErrorKind::InvalidInput, OPERATION, "control needs a token: set 'private'"));
+            return Err(Error::new(
+                ErrorKind::InvalidInput,
+                OPERATION,
+                "control needs a token: set 'private'",
+            ));
         }
         let ledger = Ledger::open(config.state.as_deref(), &config.run_id)?;
         let bound = listener::open(environment, config.listen, token.is_some())?;
@@ -76,7 +80,8 @@ impl Server {
         self.address
     }
 
-    /// Serves until something fails; drop the future to stop.
+    /// Serves until something fails. Dropping the future ends the port and the control channel; connections that are
+    /// open then end with the Tokio runtime.
     pub async fn serve(self) -> Result<()> {
         let routes = http::routes(self.shared.clone(), self.token.as_deref(), &self.run_id);
         let grpc = Transport::builder()

@@ -12,7 +12,8 @@ use super::listener::Via;
 use super::registry::{ConnectionId, Registry};
 use crate::torchft::lighthouse_service_server::LighthouseService;
 use crate::torchft::{
-    LighthouseHeartbeatRequest, LighthouseHeartbeatResponse, LighthouseQuorumRequest, LighthouseQuorumResponse,
+    LighthouseHeartbeatRequest, LighthouseHeartbeatResponse, LighthouseQuorumRequest,
+    LighthouseQuorumResponse,
 };
 
 /// Who sent a request, put into its extensions once it is authenticated; none: nobody that we know.
@@ -47,16 +48,19 @@ impl Shared {
     /// silence or a join timeout may change the decision.
     pub async fn run_timer(&self) {
         loop {
-            let (interval, recheck_at) = {
+            let latest = {
                 let mut registry = self.lock();
                 registry.tick(Instant::now());
-                (registry.tick_interval(), registry.recheck_at())
+                Instant::now() + registry.tick_interval()
             };
-            let latest = Instant::now() + interval;
-            let wake_at = recheck_at.map_or(latest, |at| at.min(latest));
-            tokio::select! {
-                () = sleep_until(wake_at.into()) => {}
-                () = self.changed.notified() => {}
+            loop {
+                let recheck_at = self.lock().recheck_at();
+                let wake_at = recheck_at.map_or(latest, |at| at.min(latest));
+                tokio::select! {
+                    () = sleep_until(wake_at.into()) => break,
+                    // every change has been decided on already: only the time of the next look may differ
+                    () = self.changed.notified() => {}
+                }
             }
         }
     }
@@ -67,12 +71,15 @@ struct Withdraw<'a> {
     shared: &'a Shared,
     id: String,
     ticket: u64,
+    answered: bool,
 }
 
 impl Drop for Withdraw<'_> {
     fn drop(&mut self) {
-        self.shared.lock().withdraw(Instant::now(), &self.id, self.ticket);
-        self.shared.wake();
+        if !self.answered {
+            self.shared.lock().withdraw(Instant::now(), &self.id, self.ticket);
+            self.shared.wake();
+        }
     }
 }
 
@@ -103,14 +110,16 @@ impl LighthouseService for Service {
         request: Request<LighthouseQuorumRequest>,
     ) -> Result<Response<LighthouseQuorumResponse>, Status> {
         let (connection, identity) = caller(&request)?;
-        let requester =
-            request.into_inner().requester.ok_or_else(|| Status::invalid_argument("the requester is missing"))?;
+        let requester = request
+            .into_inner()
+            .requester
+            .ok_or_else(|| Status::invalid_argument("the requester is missing"))?;
         let id = requester.replica_id.clone();
         let (ticket, answer) = self.shared.lock().ask(Instant::now(), connection, identity, requester)?;
         self.shared.wake();
-        let withdraw = Withdraw { shared: &self.shared, id, ticket };
+        let mut withdraw = Withdraw { shared: &self.shared, id, ticket, answered: false };
         let answered = answer.await.map_err(|_| Status::unavailable("the lighthouse is shutting down"))?;
-        drop(withdraw);
+        withdraw.answered = true;
         Ok(Response::new(LighthouseQuorumResponse { quorum: Some(answered?) }))
     }
 

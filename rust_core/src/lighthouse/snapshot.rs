@@ -142,8 +142,12 @@ impl Registry {
                 identity: known.identity,
                 step: known.step,
                 asking: self.state.asks.contains_key(id),
-                in_quorum: self.state.previous.iter().any(|member| !member.evicted && member.id == *id),
-                silent_s: self.state.heard.get(id).map_or(0.0, |at| now.saturating_duration_since(*at).as_secs_f64()),
+                in_quorum: self.state.was_in(id),
+                silent_s: self
+                    .state
+                    .heard
+                    .get(id)
+                    .map_or(0.0, |at| now.saturating_duration_since(*at).as_secs_f64()),
             })
             .collect();
         let quorum_id = self.ledger.entry.quorum_id;

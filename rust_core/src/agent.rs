@@ -1,0 +1,150 @@
+//! The host agent: starts ranks, sees their deaths, evicts, restarts, reports; nothing of it waits for the controller.
+//!
+//! | part | what it does |
+//! |---|---|
+//! | [`spawn`], [`pidfd`], [`tree`] | processes: start one, see one die, end everything that descends from one |
+//! | [`capture`], [`segments`], [`logs`] | output: pipe → files → answers |
+//! | [`group`], [`budget`], [`progress`], [`inject`], [`standby`], [`store`], [`evict`], [`env`] | one replica group |
+//! | [`sessions`] ◀ ranks · [`outbox`], [`link`] ▶ controller | who it talks to |
+//! | [`setup`], [`services`], [`config`] | before and beside the groups |
+
+pub mod budget;
+pub mod capture;
+pub mod clock;
+pub mod config;
+pub mod context;
+pub mod env;
+pub mod evict;
+pub mod group;
+pub mod inject;
+pub mod link;
+pub mod logs;
+pub mod mutant;
+pub mod outbox;
+pub mod pidfd;
+pub mod progress;
+pub mod segments;
+pub mod services;
+pub mod sessions;
+pub mod setup;
+pub mod spawn;
+pub mod standby;
+pub mod store;
+mod supervise;
+pub mod tree;
+mod watched;
+
+use std::sync::Arc;
+
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+
+use crate::channel::Credentials;
+use crate::wire::Address;
+use crate::{Error, ErrorKind, Result};
+use config::Config;
+use context::Context;
+use env::RunEnv;
+use link::Link;
+use logs::Logs;
+use outbox::Outbox;
+use services::Services;
+use sessions::Sessions;
+use spawn::Spawner;
+use store::Store;
+use supervise::Supervisor;
+use tree::Registry;
+
+/// Niceness of the agent itself, where it may: it sleeps nearly always, and what it does must not wait for ranks.
+const OWN_NICE: i32 = -10;
+
+/// Runs an agent until its work is over. Returns the exit code of its process.
+///
+/// `config_json` is the text of `agent.json`. Must be called on the main thread of a process of its own: the agent
+/// takes over child processes, SIGTERM, SIGINT and SIGCHLD.
+pub fn run(config_json: &str) -> Result<i32> {
+    let config = Config::parse(config_json)?;
+    let token = config.token()?;
+    let controller: Address = config.controller.parse()?;
+    // An ignored SIGCHLD, inherited from whoever started us, would throw exit codes away.
+    // SAFETY: resets a disposition; no handler of ours exists yet.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
+    tree::become_subreaper()?;
+    // SAFETY: integers only; niceness of the calling thread, which every thread made from here on inherits.
+    let job_nice = unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) };
+    // SAFETY: as above. Without the right to it, nothing changes.
+    let can_renice = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, OWN_NICE.min(job_nice)) } == 0;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .thread_name("agent")
+        .enable_all()
+        .build()
+        .map_err(|cause| Error::io("start the runtime", cause))?;
+    let code = runtime.block_on(agent(config, token, controller, job_nice, can_renice));
+    // A disk that hangs may hold a log writer: the agent's end does not wait for it.
+    runtime.shutdown_timeout(std::time::Duration::from_secs(2));
+    code
+}
+
+async fn agent(
+    config: Config,
+    token: config::Token,
+    controller: Address,
+    job_nice: i32,
+    can_renice: bool,
+) -> Result<i32> {
+    let io = |cause| Error::io("listen for signals", cause);
+    let signals = (
+        signal(SignalKind::terminate()).map_err(io)?,
+        signal(SignalKind::interrupt()).map_err(io)?,
+        signal(SignalKind::child()).map_err(io)?,
+    );
+    let socket = config.socket.to_str().ok_or_else(|| {
+        Error::new(ErrorKind::InvalidInput, "read agent.json", "`socket` is not valid UTF-8")
+    })?;
+    let address: Address = format!("unix:{socket}").parse()?;
+    let credentials = Credentials::new(config.run_id.clone(), token.reveal());
+    let registry = Registry::default();
+    let outbox = Outbox::default();
+    let sessions = Sessions::default();
+    let incarnation = rand::random();
+    let serving = sessions.serve(&address, credentials.clone()).await?;
+    let fallback_python = config.services.first().and_then(|service| service.argv.first()).cloned();
+    let context = Arc::new(Context {
+        run: RunEnv { run_id: config.run_id.clone(), token, agent: address.to_string() },
+        run_dir: config.run_dir.clone(),
+        limits: config.limits.clone(),
+        incarnation,
+        spawner: Spawner::start(registry.clone())?,
+        registry: registry.clone(),
+        outbox: outbox.clone(),
+        sessions,
+        logs: Logs::new(config.run_dir.join("logs")),
+        store: Store::new(fallback_python),
+        credentials: credentials.clone(),
+        job_nice,
+        can_renice,
+        groups: std::sync::Mutex::default(),
+        spawns: std::sync::atomic::AtomicU64::new(1),
+    });
+    supervise::sweep(&context).await;
+    let services = Services::start(&context, &config.services)?;
+    let (commands, inbox) = mpsc::channel(256);
+    let shown = Arc::clone(&context);
+    let link = Link {
+        address: controller,
+        credentials,
+        host: config.host.clone(),
+        incarnation,
+        outbox,
+        snapshot: move || shown.groups().values().cloned().collect(),
+        commands,
+    };
+    let (linked, away) = link.start();
+    let supervisor = Supervisor::new(context, services, away, group::seconds(config.linger_s));
+    let code = supervisor.run(inbox, signals).await;
+    linked.abort();
+    serving.abort();
+    let _ = std::fs::remove_file(&config.socket);
+    Ok(code)
+}

@@ -1,0 +1,153 @@
+//! What an agent is told when it starts: `agent.json`, and the secrets in `private.json`.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+
+use serde::Deserialize;
+
+use crate::{Error, ErrorKind, Result};
+
+/// `agent.json`.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Config {
+    /// The run this agent belongs to.
+    pub run_id: String,
+    /// Name of this host, unique in the run.
+    pub host: String,
+    /// Run folder.
+    pub run_dir: PathBuf,
+    /// Path of `private.json`.
+    pub private: PathBuf,
+    /// Path of the socket that sessions dial.
+    pub socket: PathBuf,
+    /// Address of the controller.
+    pub controller: String,
+    /// Processes to keep alive beside the ranks; none but on the head.
+    #[serde(default)]
+    pub services: Vec<Service>,
+    /// At the very end, how long to wait for a controller that does not answer.
+    #[serde(default = "default_linger_s")]
+    pub linger_s: f64,
+    /// Bounds of waits that no job sets.
+    #[serde(default)]
+    pub limits: Limits,
+}
+
+/// A process that the agent keeps alive.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Service {
+    /// `controller`, `lighthouse`.
+    pub name: String,
+    /// Program and arguments.
+    pub argv: Vec<String>,
+    /// Variables on top of the agent's own environment.
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    /// File that its output is appended to.
+    pub log: PathBuf,
+    /// File that names its pid.
+    pub pid_file: PathBuf,
+    /// Address to bind for it.
+    #[serde(default)]
+    pub listen: Option<String>,
+    /// How it learns of the address: `"reserve"` gives a number only, anything else the open socket as fd 3.
+    #[serde(default)]
+    pub listen_env: Option<String>,
+}
+
+/// Bounds of waits that no job sets, in seconds.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default)]
+pub struct Limits {
+    /// From the first rank that exits with code 0 to the last, where no session says more.
+    pub siblings_s: f64,
+    /// From the release of a group that is done to the end of its ranks.
+    pub drain_s: f64,
+    /// From SIGKILL to the end of a process tree.
+    pub kill_s: f64,
+    /// For an eviction that the lighthouse does not answer.
+    pub evict_s: f64,
+    /// For the controller to store the last events before the agent ends.
+    pub flush_s: f64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { siblings_s: 600.0, drain_s: 30.0, kill_s: 60.0, evict_s: 10.0, flush_s: 5.0 }
+    }
+}
+
+const fn default_linger_s() -> f64 {
+    30.0
+}
+
+/// The one secret that the agent itself needs. Its `Debug` shows nothing.
+#[derive(Clone, Deserialize)]
+pub struct Token(String);
+
+impl Token {
+    /// The secret itself.
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(…)")
+    }
+}
+
+#[derive(Deserialize)]
+struct Private {
+    token: Token,
+}
+
+impl Config {
+    /// Reads `agent.json` from its text and checks what can be checked before any side effect.
+    pub fn parse(json: &str) -> Result<Self> {
+        let bad = |message: String| Error::new(ErrorKind::InvalidInput, "read agent.json", message);
+        let config: Self = serde_json::from_str(json).map_err(|cause| bad(cause.to_string()))?;
+        for (field, value) in [("run_id", &config.run_id), ("host", &config.host), ("controller", &config.controller)] {
+            if value.is_empty() {
+                return Err(bad(format!("`{field}` is empty")));
+            }
+        }
+        if !config.run_dir.is_dir() {
+            return Err(bad(format!("`run_dir` is no folder: {}", config.run_dir.display())));
+        }
+        let seconds = [
+            ("linger_s", config.linger_s),
+            ("limits.siblings_s", config.limits.siblings_s),
+            ("limits.drain_s", config.limits.drain_s),
+            ("limits.kill_s", config.limits.kill_s),
+            ("limits.evict_s", config.limits.evict_s),
+            ("limits.flush_s", config.limits.flush_s),
+        ];
+        if let Some((field, value)) = seconds.into_iter().find(|(_, value)| !(0.0..=1e9).contains(value)) {
+            return Err(bad(format!("`{field}` is {value}, not a number of seconds")));
+        }
+        for service in &config.services {
+            if service.argv.is_empty() {
+                return Err(bad(format!("service `{}` has an empty `argv`", service.name)));
+            }
+        }
+        Ok(config)
+    }
+
+    /// Reads the token of the run from `private.json`.
+    pub fn token(&self) -> Result<Token> {
+        let text = std::fs::read_to_string(&self.private).map_err(|cause| {
+            let message = format!("{}: {cause}", self.private.display());
+            Error::new(ErrorKind::Io, "read private.json", message).with_source(cause)
+        })?;
+        // The error of serde_json quotes no values of strings, but is left out all the same: the file is all secrets.
+        let private: Private = serde_json::from_str(&text)
+            .map_err(|_| Error::new(ErrorKind::InvalidInput, "read private.json", "it holds no `token`"))?;
+        if private.token.0.is_empty() {
+            return Err(Error::new(ErrorKind::InvalidInput, "read private.json", "`token` is empty"));
+        }
+        Ok(private.token)
+    }
+}

@@ -1,0 +1,84 @@
+//! What all parts of one agent share.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::config::Limits;
+use super::env::RunEnv;
+use super::logs::Logs;
+use super::outbox::Outbox;
+use super::sessions::Sessions;
+use super::spawn::{Request, Spawned, Spawner};
+use super::store::Store;
+use super::tree::Registry;
+use crate::Result;
+use crate::channel::Credentials;
+use crate::protocol::GroupSnapshot;
+
+/// Shared by the groups, services and `setup` of an agent.
+#[derive(Debug)]
+pub struct Context {
+    /// Run, secret and address of this agent.
+    pub run: RunEnv,
+    /// Run folder.
+    pub run_dir: PathBuf,
+    /// Bounds of waits.
+    pub limits: Limits,
+    /// Random per agent process.
+    pub incarnation: u64,
+    /// Starts processes.
+    pub spawner: Spawner,
+    /// Children that have a watcher.
+    pub registry: Registry,
+    /// Events for the controller.
+    pub outbox: Outbox,
+    /// Sessions of this host's ranks.
+    pub sessions: Sessions,
+    /// Captured output.
+    pub logs: Logs,
+    /// Rendezvous stores.
+    pub store: Store,
+    /// Proof that this agent belongs to the run.
+    pub credentials: Credentials,
+    /// Niceness that processes of the job get.
+    pub job_nice: i32,
+    /// Niceness can be lowered again: a process may start niced and become a full one later.
+    pub can_renice: bool,
+    /// What each group is doing.
+    pub groups: Mutex<BTreeMap<u32, GroupSnapshot>>,
+    /// Spawns so far.
+    pub spawns: AtomicU64,
+}
+
+impl Context {
+    /// A new mark for the tree of one process, unique in the run.
+    pub fn spawn_id(&self) -> String {
+        format!("{:016x}-{}", self.incarnation, self.spawns.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// What each group is doing.
+    pub fn groups(&self) -> MutexGuard<'_, BTreeMap<u32, GroupSnapshot>> {
+        self.groups.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts a process of the job.
+    pub async fn spawn(
+        &self,
+        argv: Vec<String>,
+        env: BTreeMap<String, String>,
+        workdir: &str,
+        output: OwnedFd,
+        passed: Option<OwnedFd>,
+        extra_nice: i32,
+    ) -> Result<Spawned> {
+        let nice = (self.job_nice + extra_nice).min(19);
+        let workdir = Some(PathBuf::from(workdir));
+        self.spawner.spawn(Request { argv, env, workdir, output, passed, nice }).await
+    }
+}
+
+/// `Context`, as everybody holds it.
+pub type Shared = Arc<Context>;

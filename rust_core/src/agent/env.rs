@@ -1,0 +1,266 @@
+//! The environment of a rank. Pure: the same plan, place and generation give the same variables.
+
+use std::collections::BTreeMap;
+
+use super::config::Token;
+use super::tree::{RUN_ID, SPAWN_ID};
+use crate::protocol::{GroupPlan, RankCommand};
+
+/// Every variable that hides devices. A rank gets one of them at the most: ROCm filters by `ROCR_` first and by
+/// `HIP_` inside of what is left, so two of them name different devices.
+const MASKS: [&str; 4] = ["ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"];
+
+/// What is the same for all ranks of an agent.
+#[derive(Clone, Debug)]
+pub struct RunEnv {
+    /// The run.
+    pub run_id: String,
+    /// Its secret.
+    pub token: Token,
+    /// Address that sessions dial: `unix:<path>`.
+    pub agent: String,
+}
+
+/// What is special about one process.
+#[derive(Clone, Debug)]
+pub struct Place<'a> {
+    /// Rank inside the group.
+    pub rank: u32,
+    /// Generation; 0 for a standby.
+    pub generation: u64,
+    /// Port of the group's own store.
+    pub master_port: u16,
+    /// Marks the tree of the process.
+    pub spawn_id: &'a str,
+}
+
+/// The whole environment of one rank.
+pub fn rank_env(run: &RunEnv, plan: &GroupPlan, place: &Place<'_>) -> BTreeMap<String, String> {
+    let mut env = plan.envs.clone();
+    let Place { rank, generation, master_port, spawn_id } = *place;
+    let world_size = plan.world_size.to_string();
+    let rank_text = rank.to_string();
+    let kind = if plan.lighthouse_control.is_some() { "sky-monarch" } else { "torchft" };
+    env.entry("OMP_NUM_THREADS".into()).or_insert_with(|| "1".into());
+    env.entry("SKY_MONARCH_LIGHTHOUSE_KIND".into()).or_insert_with(|| kind.into());
+    env.entry("SKY_MONARCH_MIN_REPLICAS".into()).or_insert_with(|| "1".into());
+    let restarts = generation.saturating_sub(plan.generation.max(1));
+    let ours = [
+        ("RANK", rank_text.clone()),
+        ("LOCAL_RANK", rank_text.clone()),
+        ("WORLD_SIZE", world_size.clone()),
+        ("LOCAL_WORLD_SIZE", world_size.clone()),
+        ("GROUP_RANK", "0".into()),
+        ("GROUP_WORLD_SIZE", "1".into()),
+        ("ROLE_RANK", rank_text.clone()),
+        ("ROLE_WORLD_SIZE", world_size),
+        ("ROLE_NAME", "default".into()),
+        ("MASTER_ADDR", "127.0.0.1".into()),
+        ("MASTER_PORT", master_port.to_string()),
+        ("TORCHELASTIC_RUN_ID", run.run_id.clone()),
+        ("TORCHELASTIC_RESTART_COUNT", restarts.to_string()),
+        ("TORCHELASTIC_MAX_RESTARTS", plan.recovery.max_restarts.to_string()),
+        ("TORCHELASTIC_USE_AGENT_STORE", "True".into()),
+        ("REPLICA_GROUP_ID", plan.replica.to_string()),
+        ("NUM_REPLICA_GROUPS", plan.replicas.to_string()),
+        (RUN_ID, run.run_id.clone()),
+        (SPAWN_ID, spawn_id.into()),
+        ("SKY_MONARCH_AGENT", run.agent.clone()),
+        ("SKY_MONARCH_TOKEN", run.token.reveal().into()),
+        ("SKY_MONARCH_REPLICA", plan.replica.to_string()),
+        ("SKY_MONARCH_RANK", rank_text),
+        ("SKY_MONARCH_GENERATION", generation.to_string()),
+        ("SKY_MONARCH_REPLICAS", plan.replicas.to_string()),
+        ("PYTHONUNBUFFERED", "1".into()),
+    ];
+    env.extend(ours.map(|(name, value)| (name.to_owned(), value)));
+    if !plan.lighthouse.is_empty() {
+        env.insert("TORCHFT_LIGHTHOUSE".into(), lighthouse_url(run, plan, generation));
+    }
+    if let (Some(devices), Some(mask)) = (plan.devices.get(rank as usize), &plan.device_env) {
+        for other in MASKS {
+            env.remove(other);
+        }
+        let devices: Vec<String> = devices.iter().map(u32::to_string).collect();
+        env.insert(mask.clone(), devices.join(","));
+    }
+    env
+}
+
+/// TorchFT's clients pass the user part of the URL on: it says who asks, and proves it.
+fn lighthouse_url(run: &RunEnv, plan: &GroupPlan, generation: u64) -> String {
+    if plan.lighthouse_control.is_none() {
+        return plan.lighthouse.clone();
+    }
+    match plan.lighthouse.split_once("://") {
+        Some((scheme, host)) => {
+            format!("{scheme}://r{}.g{generation}.{}@{host}", plan.replica, run.token.reveal())
+        }
+        None => plan.lighthouse.clone(),
+    }
+}
+
+/// Hides the secret of the run in text for people: TorchFT prints the URL that holds it.
+pub fn redact(text: &str, token: &Token) -> String {
+    text.replace(token.reveal(), "…")
+}
+
+/// The words of a command of the form `<python> [options] x.py …` or `<python> [options] -m mod …`.
+pub fn python_command(command: &RankCommand) -> Option<&[String]> {
+    let RankCommand::Exec { argv } = command else { return None };
+    let version = argv.first()?.rsplit('/').next()?.strip_prefix("python")?;
+    if !version.chars().all(|c| c.is_ascii_digit() || c == '.') {
+        return None;
+    }
+    let mut words = argv[1..].iter().map(String::as_str);
+    loop {
+        match words.next()? {
+            "-W" | "-X" | "--check-hash-based-pycs" => drop(words.next()?),
+            "-m" => return words.next().is_some_and(|module| !module.is_empty()).then_some(argv.as_slice()),
+            // A script from standard input or the command line, and what never gets to a script.
+            "-" | "-i" | "-h" | "-V" | "--help" | "--version" => return None,
+            word if word.starts_with("-c") || word.ends_with(".pyc") => return None,
+            word if word.starts_with('-') => {}
+            script => return (!script.is_empty()).then_some(argv.as_slice()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::{ProgressLimit, Recovery};
+
+    fn run() -> RunEnv {
+        let token = serde_json::from_str("\"s3cret\"").expect("a token is a string");
+        RunEnv { run_id: "demo-1".into(), token, agent: "unix:/run/agent.sock".into() }
+    }
+
+    fn plan() -> GroupPlan {
+        GroupPlan {
+            replica: 1,
+            replicas: 4,
+            world_size: 2,
+            generation: 1,
+            command: RankCommand::Exec { argv: vec!["python".into(), "train.py".into()] },
+            workdir: "/".into(),
+            envs: BTreeMap::new(),
+            devices: Vec::new(),
+            device_env: None,
+            lighthouse: "http://127.0.0.1:29510".into(),
+            lighthouse_control: None,
+            recovery: Recovery {
+                max_restarts: 3,
+                window_s: 100.0,
+                backoff_s: 1.0,
+                backoff_max_s: 5.0,
+                startup_limit_s: None,
+                progress_limit_s: ProgressLimit::Off,
+                grace_s: 1.0,
+                standby: 0,
+            },
+            preload: Vec::new(),
+            injections: Vec::new(),
+            log_segment_bytes: 1 << 20,
+            log_segments: 4,
+        }
+    }
+
+    fn env(plan: &GroupPlan) -> BTreeMap<String, String> {
+        rank_env(&run(), plan, &Place { rank: 1, generation: 3, master_port: 4242, spawn_id: "a-1" })
+    }
+
+    #[test]
+    fn a_rank_gets_what_torch_elastic_torchft_and_sessions_ask_for() {
+        let env = env(&plan());
+        for (name, value) in [
+            ("RANK", "1"),
+            ("LOCAL_RANK", "1"),
+            ("WORLD_SIZE", "2"),
+            ("GROUP_RANK", "0"),
+            ("GROUP_WORLD_SIZE", "1"),
+            ("ROLE_NAME", "default"),
+            ("MASTER_ADDR", "127.0.0.1"),
+            ("MASTER_PORT", "4242"),
+            ("TORCHELASTIC_RESTART_COUNT", "2"),
+            ("TORCHELASTIC_USE_AGENT_STORE", "True"),
+            ("REPLICA_GROUP_ID", "1"),
+            ("NUM_REPLICA_GROUPS", "4"),
+            ("TORCHFT_LIGHTHOUSE", "http://127.0.0.1:29510"),
+            ("SKY_MONARCH_GENERATION", "3"),
+            ("SKY_MONARCH_LIGHTHOUSE_KIND", "torchft"),
+            ("OMP_NUM_THREADS", "1"),
+        ] {
+            assert_eq!(env.get(name).map(String::as_str), Some(value), "{name}");
+        }
+    }
+
+    #[test]
+    fn the_users_values_arrive_unchanged_and_never_beat_ours() {
+        let mut plan = plan();
+        let odd = "a$b\"c`d'\n=é";
+        for (name, value) in [("ODD", odd), ("OMP_NUM_THREADS", "8"), ("RANK", "99"), ("EMPTY", "")] {
+            plan.envs.insert(name.into(), value.into());
+        }
+        let env = env(&plan);
+        assert_eq!((env["ODD"].as_str(), env["OMP_NUM_THREADS"].as_str()), (odd, "8"));
+        assert_eq!((env["RANK"].as_str(), env["EMPTY"].as_str()), ("1", ""));
+    }
+
+    #[test]
+    fn our_lighthouse_learns_who_asks_and_text_for_people_does_not_show_the_secret() {
+        let mut plan = plan();
+        plan.lighthouse_control = Some("unix:/x".into());
+        let url = env(&plan)["TORCHFT_LIGHTHOUSE"].clone();
+        assert_eq!(url, "http://r1.g3.s3cret@127.0.0.1:29510");
+        assert!(!redact(&url, &run().token).contains("s3cret"));
+    }
+
+    #[test]
+    fn a_rank_gets_exactly_one_mask_whatever_it_would_inherit() {
+        for inherited in [None, Some(""), Some("0"), Some("2,3")] {
+            for mask in MASKS {
+                let mut plan = plan();
+                for name in MASKS {
+                    if let Some(value) = inherited {
+                        plan.envs.insert(name.into(), value.into());
+                    }
+                }
+                plan.devices = vec![vec![0, 1], vec![2, 3]];
+                plan.device_env = Some(mask.into());
+                let masks: Vec<_> = env(&plan).into_iter().filter(|(name, _)| MASKS.contains(&name.as_str())).collect();
+                assert_eq!(masks, [(mask.to_owned(), "2,3".to_owned())]);
+            }
+        }
+        let mut none = plan();
+        none.devices = vec![vec![], vec![]];
+        none.device_env = Some("HIP_VISIBLE_DEVICES".into());
+        assert_eq!(env(&none)["HIP_VISIBLE_DEVICES"], "", "no device is not all devices");
+    }
+
+    #[test]
+    fn without_devices_the_masks_stay_as_they_are() {
+        let mut plan = plan();
+        plan.envs.insert("ROCR_VISIBLE_DEVICES".into(), "5".into());
+        assert_eq!(env(&plan)["ROCR_VISIBLE_DEVICES"], "5");
+    }
+
+    #[test]
+    fn only_plain_python_commands_can_be_kept_warm() {
+        let exec = |argv: &[&str]| RankCommand::Exec { argv: argv.iter().map(|s| (*s).to_owned()).collect() };
+        for (argv, warm) in [
+            (&["python", "train.py", "--lr", "1"][..], true),
+            (&["/venv/bin/python3.11", "-m", "train"], true),
+            (&["python", "-c", "pass"], false),
+            (&["python", "-u", "-W", "ignore", "train.py"], true),
+            (&["python", "-"], false),
+            (&["python", "-u"], false),
+            (&["torchrun", "train.py"], false),
+            (&["pythonw", "train.py"], false),
+            (&["python"], false),
+        ] {
+            assert_eq!(python_command(&exec(argv)).is_some(), warm, "{argv:?}");
+        }
+        assert!(python_command(&RankCommand::Shell { script: "python train.py".into() }).is_none());
+    }
+}

@@ -1,0 +1,258 @@
+//! One replica group: generation after generation, until its work is done, its budget is spent or it is stopped.
+//!
+//! ```text
+//!  start ─▶ generation n ── every rank finished ─────────────▶ Done
+//!             ▲        └── stop ─────────────────────────────▶ Stopped
+//!             │        └── a rank died, or commits nothing ─▶ evict, kill the rest, ask the budget ─▶ GivenUp
+//!             └───────────────── n + 1, after its delay ◀───────────────────────┘
+//! ```
+
+mod generation;
+mod live;
+pub mod rank;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep};
+
+use super::budget::{Budget, Verdict};
+use super::context::Shared;
+use super::evict::{self, Evictor};
+use super::inject::Rehearsal;
+use super::mutant;
+use super::sessions::SessionEvent;
+use super::standby::Standbys;
+use crate::protocol::{Cause, Event, GroupPlan, GroupSnapshot, GroupState, RankCommand, Slot};
+use generation::{Ended, Outcome};
+
+/// Messages that may wait for a group; sessions wait behind it.
+const MAILBOX: usize = 1024;
+
+/// What sessions tell their group.
+#[derive(Debug)]
+pub enum Message {
+    /// A session of one of its ranks did something.
+    Session {
+        /// Whose session.
+        rank: u32,
+        /// Which generation it belongs to.
+        generation: u64,
+        /// What it did.
+        event: SessionEvent,
+    },
+}
+
+/// A request to stop.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Stop {
+    /// When its ranks get KILL.
+    pub deadline: Instant,
+    /// Shown in the events.
+    pub reason: String,
+}
+
+/// The agent's hold on a group.
+#[derive(Debug)]
+pub struct Handle {
+    stop: watch::Sender<Option<Stop>>,
+    release: watch::Sender<bool>,
+    task: tokio::task::JoinHandle<()>,
+    /// Time between TERM and KILL that its job asked for.
+    pub grace_s: f64,
+}
+
+impl Handle {
+    /// Asks the group to end; of several requests the earliest deadline counts.
+    pub fn stop(&self, grace_s: f64, reason: &str) {
+        let deadline = Instant::now() + seconds(grace_s);
+        self.stop.send_if_modified(|stop| {
+            let sooner = stop.as_ref().is_none_or(|stop| deadline < stop.deadline);
+            if sooner {
+                *stop = Some(Stop { deadline, reason: reason.to_owned() });
+            }
+            sooner
+        });
+    }
+
+    /// Its donors may leave once it is done.
+    pub fn release(&self) {
+        self.release.send_replace(true);
+    }
+
+    /// True when nothing of it is left.
+    pub fn is_over(&self) -> bool {
+        self.task.is_finished()
+    }
+}
+
+/// A duration that an outsider named: never a reason to panic.
+pub fn seconds(value: f64) -> Duration {
+    Duration::try_from_secs_f64(value.clamp(0.0, 1e9)).unwrap_or_default()
+}
+
+/// One replica group.
+pub struct Group {
+    context: Shared,
+    plan: GroupPlan,
+    mailbox: mpsc::Receiver<Message>,
+    address: mpsc::Sender<Message>,
+    stop: watch::Receiver<Option<Stop>>,
+    release: watch::Receiver<bool>,
+    evictor: Arc<dyn Evictor>,
+    budget: Budget,
+    rehearsal: Rehearsal,
+    standbys: Standbys,
+    born: Instant,
+    /// Ranks that have had a session in this or an earlier generation.
+    session_seen: Vec<bool>,
+}
+
+impl Group {
+    /// Starts to keep a group alive. The plan is checked first: an error says what is wrong with it.
+    pub fn start(context: Shared, plan: GroupPlan, released: bool) -> Result<Handle, String> {
+        check(&plan)?;
+        let evictor = evict::for_lighthouse(plan.lighthouse_control.as_deref(), &context.credentials);
+        let evictor = evictor.map_err(|error| error.to_string())?;
+        let (stop, stop_asked) = watch::channel(None);
+        let (release, release_asked) = watch::channel(released);
+        let (address, mailbox) = mpsc::channel(MAILBOX);
+        let grace_s = plan.recovery.grace_s;
+        let own: Vec<_> = plan.injections.iter().filter(|i| i.slot.replica == plan.replica).cloned().collect();
+        let group = Self {
+            evictor,
+            budget: Budget::new(&plan.recovery),
+            rehearsal: Rehearsal::new(&own, context.run_dir.join(format!("injected-r{}", plan.replica))),
+            standbys: Standbys::new(Arc::clone(&context), &plan),
+            born: Instant::now(),
+            session_seen: vec![false; plan.world_size as usize],
+            mailbox,
+            address,
+            stop: stop_asked,
+            release: release_asked,
+            context,
+            plan,
+        };
+        for rank in 0..group.plan.world_size {
+            group.context.logs.open(Some(group.slot(rank)), 0);
+        }
+        group.show(group.plan.generation, GroupState::Starting);
+        Ok(Handle { stop, release, task: tokio::spawn(group.run()), grace_s })
+    }
+
+    async fn run(mut self) {
+        let mut number = self.plan.generation.max(1);
+        let replica = self.plan.replica;
+        loop {
+            let Ended { outcome, progressed, survivors } = self.generation(number).await;
+            let cause = match outcome {
+                Outcome::Done => {
+                    self.show(number, GroupState::Done);
+                    break;
+                }
+                Outcome::Stopped => {
+                    self.stopped(number);
+                    break;
+                }
+                Outcome::Died(cause) => cause,
+            };
+            let now_s = self.born.elapsed().as_secs_f64();
+            let verdict = if survivors.is_empty() {
+                self.budget.decide(now_s, progressed)
+            } else {
+                // Two live generations would be worse than none.
+                let message = format!("processes survived SIGKILL, so replica group {replica} is given up: {survivors:?}");
+                self.context.outbox.emit(Event::Notice { replica: Some(replica), message });
+                Verdict::GiveUp { restarts: self.budget.restarts(now_s) }
+            };
+            match verdict {
+                Verdict::GiveUp { restarts } => {
+                    self.show(number, GroupState::GivenUp);
+                    self.emit(Event::GroupGivenUp { replica, generation: number, cause, restarts });
+                    break;
+                }
+                Verdict::Restart { delay_s, left } => {
+                    self.show(number, GroupState::Restarting);
+                    let next = number + 1;
+                    self.emit(Event::RestartScheduled { replica, generation: next, delay_s, restarts_left: left });
+                    if mutant::is_on("drop_restart") {
+                        std::future::pending::<()>().await;
+                    }
+                    if self.rest(seconds(delay_s)).await {
+                        self.stopped(number);
+                        break;
+                    }
+                    number = next;
+                }
+            }
+        }
+        self.standbys.end().await;
+        for rank in 0..self.plan.world_size {
+            self.context.logs.close(Some(self.slot(rank)), 0);
+        }
+    }
+
+    /// Sleeps; true when it was asked to stop meanwhile.
+    async fn rest(&mut self, delay: Duration) -> bool {
+        let asked = async {
+            while self.stop.borrow_and_update().is_none() {
+                if self.stop.changed().await.is_err() {
+                    return;
+                }
+            }
+        };
+        tokio::select! {
+            biased;
+            () = asked => true,
+            () = sleep(delay) => false,
+        }
+    }
+
+    fn stopped(&self, generation: u64) {
+        self.show(generation, GroupState::Stopped);
+        self.emit(Event::GroupStopped { replica: self.plan.replica, generation });
+    }
+
+    const fn slot(&self, rank: u32) -> Slot {
+        Slot { replica: self.plan.replica, rank }
+    }
+
+    fn emit(&self, event: Event) {
+        self.context.outbox.emit(event);
+    }
+
+    /// Shows what it is doing to a controller that connects now; no rank is live.
+    fn show(&self, generation: u64, state: GroupState) {
+        self.show_with(generation, state, std::collections::BTreeMap::new());
+    }
+
+    fn show_with(&self, generation: u64, state: GroupState, pids: std::collections::BTreeMap<u32, u32>) {
+        let restarts = self.budget.restarts(self.born.elapsed().as_secs_f64());
+        let replica = self.plan.replica;
+        self.context.groups().insert(replica, GroupSnapshot { replica, generation, state, restarts, pids });
+    }
+}
+
+fn check(plan: &GroupPlan) -> Result<(), String> {
+    let ranks = plan.world_size as usize;
+    if ranks == 0 {
+        return Err("a group needs at least one rank".into());
+    }
+    if !plan.devices.is_empty() && plan.devices.len() != ranks {
+        return Err(format!("{} lists of devices for {ranks} ranks", plan.devices.len()));
+    }
+    if !plan.devices.is_empty() && plan.device_env.is_none() {
+        return Err("devices without the name of their mask variable".into());
+    }
+    match &plan.command {
+        RankCommand::Exec { argv } if argv.is_empty() => Err("the command is empty".into()),
+        _ => Ok(()),
+    }
+}
+
+/// The event of a plan that cannot be carried out.
+pub fn refused(plan: &GroupPlan, error: String) -> Event {
+    let cause = Cause::SpawnFailed { error };
+    Event::GroupGivenUp { replica: plan.replica, generation: plan.generation, cause, restarts: 0 }
+}

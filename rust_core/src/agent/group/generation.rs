@@ -1,0 +1,308 @@
+//! One generation of a group: its ranks are started together and ended together.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep};
+
+use super::rank::{Rank, Tracked, oom_kills};
+use super::{Group, Stop, seconds};
+use crate::agent::capture::{self, Capture};
+use crate::agent::context::Context;
+use crate::agent::env::{self, Place};
+use crate::agent::evict::{Eviction, Evictor};
+use crate::agent::mutant;
+use crate::agent::pidfd::{Exited, Process};
+use crate::agent::progress::Watchdog;
+use crate::agent::store::Lease;
+use crate::agent::tree::{self, Family};
+use crate::protocol::{Cause, Event, Exit, GroupState, RankCommand, SessionCommand};
+use crate::Result;
+
+/// How a generation came to its end.
+#[derive(Debug)]
+pub enum Outcome {
+    /// Its work is done.
+    Done,
+    /// It was asked to stop.
+    Stopped,
+    /// It died, or was ended because it did nothing.
+    Died(Cause),
+}
+
+/// What is left of a generation.
+#[derive(Debug)]
+pub struct Ended {
+    /// How it came to its end.
+    pub outcome: Outcome,
+    /// It has brought the work forward.
+    pub progressed: bool,
+    /// Processes that SIGKILL did not end.
+    pub survivors: Vec<u32>,
+}
+
+/// The live generation of a group.
+#[derive(Debug)]
+pub(super) struct Generation {
+    pub number: u64,
+    pub ranks: Vec<Rank>,
+    /// One task a rank, which completes when its process ends.
+    pub exits: JoinSet<(u32, Exited)>,
+    pub started: Instant,
+    pub first_commit: Option<u64>,
+    pub last_step: Option<u64>,
+    pub first_exit_0: Option<Instant>,
+    pub last_look: Instant,
+    pub refilled: bool,
+    pub oom_kills: u64,
+    /// Nothing is rehearsed on it any more.
+    pub ending: bool,
+}
+
+impl Group {
+    /// Runs one generation from its first spawn until no process of it is left.
+    pub(super) async fn generation(&mut self, number: u64) -> Ended {
+        let replica = self.plan.replica;
+        let now = Instant::now();
+        let mut live = Generation {
+            number,
+            ranks: Vec::new(),
+            exits: JoinSet::new(),
+            started: now,
+            first_commit: None,
+            last_step: None,
+            first_exit_0: None,
+            last_look: now,
+            refilled: false,
+            oom_kills: oom_kills(),
+            ending: false,
+        };
+        self.context.sessions.open(replica, number, self.plan.world_size, self.address.clone());
+        for rank in 0..self.plan.world_size {
+            self.context.logs.open(Some(self.slot(rank)), number);
+        }
+        self.show(number, GroupState::Starting);
+        self.emit(Event::GenerationStarted { replica, generation: number });
+
+        let store = self.context.store.lease(&self.context, &self.plan);
+        let outcome = match self.spawn_all(&mut live, store.as_ref().map_or(0, Lease::port)).await {
+            Ok(()) => {
+                self.show_live(&live, GroupState::Starting);
+                self.live(&mut live).await
+            }
+            Err(error) => Outcome::Died(Cause::SpawnFailed { error: error.message().to_owned() }),
+        };
+        if matches!(outcome, Outcome::Done) {
+            self.done(&mut live).await;
+        }
+        let progressed = self.has_progressed(&live);
+        let survivors = self.end_generation(&mut live, &outcome).await;
+        drop(store);
+        for rank in live.ranks.drain(..) {
+            rank.finish().await;
+        }
+        for rank in 0..self.plan.world_size {
+            self.context.logs.close(Some(self.slot(rank)), number);
+        }
+        let step = live.last_step;
+        match &outcome {
+            Outcome::Done => {}
+            Outcome::Stopped => {
+                let reason = self.stop.borrow().as_ref().map(|stop| stop.reason.clone()).unwrap_or_default();
+                let cause = Cause::Stopped { reason };
+                self.emit(Event::GenerationEnded { replica, generation: number, cause, step });
+            }
+            Outcome::Died(cause) => {
+                let cause = cause.clone();
+                self.emit(Event::GenerationEnded { replica, generation: number, cause, step });
+            }
+        }
+        Ended { outcome, progressed, survivors }
+    }
+
+    /// A commit is progress; where no session could say so, a life longer than the longest delay is.
+    fn has_progressed(&self, live: &Generation) -> bool {
+        let lasted = live.started.elapsed().as_secs_f64() > self.plan.recovery.backoff_max_s;
+        live.first_commit.is_some() || (lasted && live.ranks.iter().all(|rank| rank.session.is_none()))
+    }
+
+    async fn spawn_all(&mut self, live: &mut Generation, master_port: u16) -> Result<()> {
+        for rank in 0..self.plan.world_size {
+            let (tracked, warm) = self.spawn(live.number, rank, master_port).await?;
+            let process = tracked.process.clone();
+            let pid = process.pid;
+            live.exits.spawn(async move { (rank, process.exited().await) });
+            let watchdog = Watchdog::new(self.now_s());
+            live.ranks.push(Rank { rank, tracked, session: None, watchdog, told: false });
+            let (replica, generation) = (self.plan.replica, live.number);
+            self.emit(Event::RankSpawned { replica, rank, generation, pid, warm });
+        }
+        Ok(())
+    }
+
+    async fn spawn(&mut self, generation: u64, rank: u32, master_port: u16) -> Result<(Tracked, bool)> {
+        let spawn_id = self.context.spawn_id();
+        let place = Place { rank, generation, master_port, spawn_id: &spawn_id };
+        if let Some(tracked) = self.standbys.promote(&self.plan, &place).await {
+            return Ok((tracked, true));
+        }
+        let env = env::rank_env(&self.context.run, &self.plan, &place);
+        let argv = match &self.plan.command {
+            RankCommand::Exec { argv } => argv.clone(),
+            RankCommand::Shell { script } => {
+                ["bash", "-o", "pipefail", "-c", script].map(str::to_owned).to_vec()
+            }
+        };
+        let (read, write) = capture::pipe()?;
+        let spawned = self.context.spawn(argv, env, &self.plan.workdir, write, None, 0).await?;
+        let process = Process::watch(spawned, self.context.registry.clone())?;
+        let target = self.context.logs.target(&self.plan, rank, generation);
+        let capture = Capture::start(read, target, self.context.outbox.clone(), Some(self.plan.replica))?;
+        Ok((Tracked { process, spawn_id, capture }, false))
+    }
+
+    /// Ends what is left of a generation: evict, TERM, KILL. Returns what survived.
+    async fn end_generation(&mut self, live: &mut Generation, outcome: &Outcome) -> Vec<u32> {
+        let replica = self.plan.replica;
+        let started = Instant::now();
+        let grace = seconds(self.plan.recovery.grace_s);
+        let died = matches!(outcome, Outcome::Died(_));
+        live.ending = true;
+        if died {
+            self.show_live(live, GroupState::Restarting);
+            self.context.sessions.fence(replica);
+        } else if matches!(outcome, Outcome::Stopped) {
+            self.show_live(live, GroupState::Stopping);
+            self.drain(live).await;
+            self.context.sessions.fence(replica);
+        }
+        let context = Arc::clone(&self.context);
+        let evictor = Arc::clone(&self.evictor);
+        let evicting = evict(&context, evictor.as_ref(), replica, live.number);
+        let stop = self.stop.clone();
+        let ending = async {
+            // The first death is told while the eviction is under way, the rest of the group as it follows.
+            if let Outcome::Died(Cause::RankExited { rank, .. }) = outcome {
+                self.tell_exit(live, *rank, false).await;
+            }
+            self.end_tree(live, started + grace, &stop).await
+        };
+        // Survivors are told of the death as soon as the lighthouse knows, not when the last sibling has ended.
+        let evicted = async {
+            let quorum_id = evicting.await;
+            if let (true, Some(quorum_id)) = (died, quorum_id) {
+                context.sessions.tell_others(replica, &SessionCommand::Dead { quorum_id });
+            }
+        };
+        let (survivors, ()) = tokio::join!(ending, evicted);
+        for index in 0..live.ranks.len() {
+            live.ranks[index].reaped().await;
+            let rank = live.ranks[index].rank;
+            let collateral = !matches!(outcome, Outcome::Done);
+            self.tell_exit(live, rank, collateral).await;
+        }
+        // The last commits may still have been on their way when their rank died.
+        while let Ok(message) = self.mailbox.try_recv() {
+            self.hear(live, message);
+        }
+        self.context.sessions.forget(replica);
+        survivors
+    }
+
+    async fn end_tree(&self, live: &Generation, term_until: Instant, stop: &watch::Receiver<Option<Stop>>) -> Vec<u32> {
+        if mutant::is_on("no_tree_kill") {
+            for rank in &live.ranks {
+                let _ = rank.tracked.process.signal(libc::SIGKILL);
+            }
+            return Vec::new();
+        }
+        let family = || Family::Spawns(live.ranks.iter().map(|rank| rank.tracked.root()).collect::<HashMap<_, _>>());
+        let until = || stop.borrow().as_ref().map_or(term_until, |stop| stop.deadline.min(term_until));
+        let kill_s = self.context.limits.kill_s;
+        tree::end(family, &self.context.registry, until, kill_s).await.1
+    }
+
+    /// Gives ranks their grace time: sessions hear of it, TERM goes to the ranks alone (a rank that finishes its
+    /// step still needs its children) or, under a shell, to everything.
+    async fn drain(&mut self, live: &mut Generation) {
+        let Some(stop) = self.stop.borrow().clone() else { return };
+        let left = stop.deadline.saturating_duration_since(Instant::now());
+        let command = SessionCommand::Drain { grace_s: left.as_secs_f64(), reason: stop.reason };
+        self.context.sessions.tell_group(self.plan.replica, &command);
+        if matches!(self.plan.command, RankCommand::Shell { .. }) {
+            let family = Family::Spawns(live.ranks.iter().map(|rank| rank.tracked.root()).collect());
+            for entry in tree::members(&family, &self.context.registry).values() {
+                tree::signal(entry, libc::SIGTERM);
+            }
+        } else {
+            for rank in &live.ranks {
+                let _ = rank.tracked.process.signal(libc::SIGTERM);
+            }
+        }
+        self.await_exits(live, stop.deadline).await;
+    }
+
+    /// Waits for all ranks to end, until `deadline` or an earlier one of a stop; keeps telling what happens.
+    pub(super) async fn await_exits(&mut self, live: &mut Generation, deadline: Instant) {
+        loop {
+            let asked = self.stop.borrow_and_update().as_ref().map(|stop| stop.deadline);
+            let until = asked.map_or(deadline, |asked| asked.min(deadline));
+            tokio::select! {
+                biased;
+                exit = live.exits.join_next() => match exit {
+                    Some(Ok((rank, _))) => self.tell_exit(live, rank, true).await,
+                    Some(Err(_)) => {}
+                    None => return,
+                },
+                Some(message) = self.mailbox.recv() => { self.hear(live, message); }
+                Ok(()) = self.stop.changed() => {}
+                () = sleep(until.saturating_duration_since(Instant::now())) => return,
+            }
+        }
+    }
+
+    /// Tells how a rank ended, once.
+    pub(super) async fn tell_exit(&self, live: &mut Generation, rank: u32, collateral: bool) {
+        let of = (self.plan.replica, live.number);
+        let Some(rank) = live.ranks.iter_mut().find(|r| r.rank == rank) else { return };
+        let killed = rank.exit().is_some_and(|exited| exited.exit == Exit::Signal(libc::SIGKILL));
+        let kills = if killed { oom_kills() } else { live.oom_kills };
+        let oom = killed && !collateral && kills > live.oom_kills;
+        live.oom_kills = kills;
+        if let Some((at_ns, event)) = rank.exited_event(&self.context, of, collateral, oom).await {
+            self.context.outbox.emit_at(at_ns, event);
+        }
+    }
+
+    pub(super) fn show_live(&self, live: &Generation, state: GroupState) {
+        let alive = live.ranks.iter().filter(|rank| rank.exit().is_none());
+        let pids: BTreeMap<u32, u32> = alive.map(|rank| (rank.rank, rank.tracked.process.pid)).collect();
+        self.show_with(live.number, state, pids);
+    }
+
+    pub(super) fn now_s(&self) -> f64 {
+        self.born.elapsed().as_secs_f64()
+    }
+}
+
+/// Evicts a generation. A lighthouse that has just died is back in a moment; one that stays away cannot hold the group
+/// back for ever: a new one knows nothing of the dead generation, and the number of the next one fences that off.
+async fn evict(context: &Context, evictor: &dyn Evictor, replica: u32, generation: u64) -> Option<i64> {
+    if mutant::is_on("skip_evict") {
+        return None;
+    }
+    match evictor.evict(replica, generation, seconds(context.limits.evict_s)).await {
+        Ok(Eviction::Known(quorum_id)) => {
+            context.outbox.emit(Event::Evicted { replica, generation, quorum_id });
+            quorum_id
+        }
+        Ok(Eviction::Untold) => None,
+        Err(error) => {
+            let message = format!("generation {generation} was not evicted at the lighthouse: {error}");
+            context.outbox.emit(Event::Notice { replica: Some(replica), message });
+            None
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! The live phase of a generation: deaths, sessions, limits, rehearsed faults.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, MissedTickBehavior, interval};
+
+use super::generation::{Generation, Outcome};
+use super::{Group, Message, Stop, seconds};
+use crate::agent::clock;
+use crate::agent::pidfd::Exited;
+use crate::agent::sessions::SessionEvent;
+use crate::protocol::{Cause, Event, Exit, Fault, GroupState, Injection, Progress, SessionCommand, SessionReport};
+
+const LOOK: Duration = Duration::from_millis(200);
+/// A look this late says that the agent itself was not running: silence then proves nothing.
+const AWAY: Duration = Duration::from_secs(5);
+/// Without a session, a rank counts as up (and its standby may be made) this long after its start.
+const UP: Duration = Duration::from_secs(2);
+
+impl Group {
+    /// Watches over a generation until something ends it.
+    pub(super) async fn live(&mut self, live: &mut Generation) -> Outcome {
+        let mut look = interval(LOOK);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            if live.ranks.iter().all(super::rank::Rank::is_finished) {
+                return Outcome::Done;
+            }
+            if self.stop.borrow_and_update().is_some() {
+                return Outcome::Stopped;
+            }
+            tokio::select! {
+                biased;
+                Some(Ok((rank, exited))) = live.exits.join_next() => {
+                    // What its session said before it ended lies in the mailbox: first hear, then judge.
+                    while let Ok(message) = self.mailbox.try_recv() {
+                        self.hear(live, message);
+                    }
+                    if let Some(cause) = self.judge_exit(live, rank, exited).await {
+                        return Outcome::Died(cause);
+                    }
+                }
+                Ok(()) = self.stop.changed() => {}
+                Some(message) = self.mailbox.recv() => {
+                    self.hear(live, message);
+                }
+                _ = look.tick() => {
+                    if let Some(cause) = self.look(live).await {
+                        return Outcome::Died(cause);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The cause of death, if this exit ends the generation.
+    async fn judge_exit(&mut self, live: &mut Generation, rank: u32, exited: Exited) -> Option<Cause> {
+        let index = live.ranks.iter().position(|r| r.rank == rank)?;
+        if exited.exit == Exit::Code(0) && live.ranks[index].early().is_some() {
+            self.hear_last_words(live, rank).await;
+        }
+        let of = &live.ranks[index];
+        if !of.is_finished() {
+            return Some(Cause::RankExited { rank, exit: exited.exit, early: early_if_0(exited.exit, of.early()) });
+        }
+        live.first_exit_0.get_or_insert_with(Instant::now);
+        self.tell_exit(live, rank, false).await;
+        self.show_live(live, self.state(live));
+        None
+    }
+
+    /// A process ends faster than its last words travel: waits until its connection is read to the end.
+    async fn hear_last_words(&mut self, live: &mut Generation, rank: u32) {
+        let deadline = Instant::now() + Duration::from_millis(500);
+        loop {
+            let of = live.ranks.iter().find(|r| r.rank == rank).and_then(|r| r.session.as_ref());
+            if of.is_none_or(|session| !session.open) {
+                return;
+            }
+            match tokio::time::timeout_at(deadline, self.mailbox.recv()).await {
+                Ok(Some(message)) => {
+                    self.hear(live, message);
+                }
+                _ => return,
+            }
+        }
+    }
+
+    fn state(&self, live: &Generation) -> GroupState {
+        let no_session = live.ranks.iter().all(|rank| rank.session.is_none());
+        if live.first_commit.is_some() || (no_session && live.started.elapsed() > UP) {
+            GroupState::Running
+        } else {
+            GroupState::Starting
+        }
+    }
+
+    /// Takes in what a session of this generation says; what older ones say is not heard.
+    pub(super) fn hear(&mut self, live: &mut Generation, message: Message) {
+        let Message::Session { rank, generation, event } = message;
+        let now_s = self.now_s();
+        let Some(of) = live.ranks.iter_mut().find(|r| r.rank == rank).filter(|_| generation == live.number) else {
+            return;
+        };
+        match event {
+            SessionEvent::Connected(target) => {
+                if let Some(seen) = self.session_seen.get_mut(rank as usize) {
+                    *seen = true;
+                }
+                let session = of.session.get_or_insert_default();
+                (session.open, session.target) = (true, target);
+            }
+            SessionEvent::Closed => {
+                if let Some(session) = &mut of.session {
+                    session.open = false;
+                }
+            }
+            SessionEvent::Said(SessionReport::Pause { what, limit_s }) => {
+                tracing::info!(rank, what, limit_s, "a session pauses");
+                of.watchdog.pause(now_s, limit_s);
+            }
+            SessionEvent::Said(SessionReport::Done { step }) => {
+                let session = of.session.get_or_insert_default();
+                (session.done, session.step) = (true, Some(step));
+                live.last_step = live.last_step.max(Some(step));
+            }
+            SessionEvent::Said(SessionReport::Committed { step, quorum_id, participants, metrics }) => {
+                of.watchdog.committed(now_s);
+                let session = of.session.get_or_insert_default();
+                session.step = Some(step);
+                let progress = Progress {
+                    slot: self.slot(rank),
+                    generation,
+                    mono_ns: clock::mono_ns(),
+                    step,
+                    target_step: session.target,
+                    quorum_id,
+                    participants,
+                    metrics,
+                };
+                live.last_step = live.last_step.max(Some(step));
+                self.context.outbox.progress(progress);
+                if live.first_commit.is_none() {
+                    live.first_commit = Some(step);
+                    self.emit(Event::FirstCommit { replica: self.plan.replica, generation, step });
+                    self.show_live(live, GroupState::Running);
+                }
+                self.rehearse(live, rank);
+            }
+        }
+    }
+
+    /// Looks at everything that time alone changes.
+    async fn look(&mut self, live: &mut Generation) -> Option<Cause> {
+        let now_s = self.now_s();
+        if live.last_look.elapsed() > AWAY {
+            live.ranks.iter_mut().for_each(|rank| rank.watchdog.refresh(now_s));
+        }
+        live.last_look = Instant::now();
+        for rank in 0..self.plan.world_size {
+            self.rehearse(live, rank);
+        }
+        let unknown = |rank: &super::rank::Rank| {
+            rank.session.is_none() && !self.session_seen.get(rank.rank as usize).copied().unwrap_or(false)
+        };
+        let late = live.ranks.iter().filter(|rank| rank.exit().is_none() && !rank.is_finished()).find_map(|rank| {
+            let watched = rank.session.as_ref().map_or_else(|| !unknown(rank), |session| session.open);
+            watched.then(|| rank.watchdog.verdict(now_s, &self.plan.recovery)).flatten()
+        });
+        if late.is_some() {
+            return late;
+        }
+        let limit_s = self.context.limits.siblings_s;
+        if live.first_exit_0.is_some_and(|at| at.elapsed().as_secs_f64() > limit_s)
+            && live.ranks.iter().all(|rank| rank.session.is_none())
+        {
+            return Some(Cause::ProgressLimit { limit_s });
+        }
+        if self.standbys.are_wanted() {
+            let up = live.ranks.iter().all(unknown) && live.started.elapsed() >= UP;
+            if !live.refilled && (live.first_commit.is_some() || up) {
+                live.refilled = true;
+                self.standbys.refill();
+            }
+            self.standbys.look(&self.plan).await;
+        }
+        self.show_live(live, self.state(live));
+        None
+    }
+
+    /// Carries out the faults that are due for a rank.
+    fn rehearse(&mut self, live: &Generation, rank: u32) {
+        let Some(of) = live.ranks.iter().find(|r| r.rank == rank).filter(|r| r.exit().is_none()) else { return };
+        if live.ending {
+            return;
+        }
+        let step = of.session.as_ref().and_then(|session| session.step);
+        for Injection { id, slot, fault, .. } in self.rehearsal.due(rank, step, self.now_s()) {
+            let (replica, generation) = (self.plan.replica, live.number);
+            self.emit(Event::Injected { id, replica, rank, generation, fault });
+            let carried_out = match fault {
+                Fault::Kill => of.tracked.process.signal(libc::SIGKILL).is_ok(),
+                Fault::Hang => of.tracked.process.signal(libc::SIGSTOP).is_ok(),
+                Fault::Exit | Fault::Oom => self.context.sessions.tell(slot, &SessionCommand::Inject { fault }),
+            };
+            if !carried_out {
+                let message = format!("injection {id} had no effect: rank {rank} has no session that could do it");
+                self.emit(Event::Notice { replica: Some(replica), message });
+            }
+        }
+    }
+
+    /// The work is done: donors stay up until the controller releases them, or a stop ends them.
+    pub(super) async fn done(&mut self, live: &mut Generation) {
+        let replica = self.plan.replica;
+        let told = live.ranks.iter().filter_map(|rank| rank.session.as_ref());
+        let step = told.filter(|session| session.done).filter_map(|session| session.step).max();
+        self.show_live(live, GroupState::Done);
+        self.emit(Event::GroupDone { replica, generation: live.number, step });
+        self.standbys.end().await;
+        if self.await_release(live).await {
+            self.context.sessions.tell_group(replica, &SessionCommand::Release);
+        }
+        let stop = self.stop.borrow().clone();
+        let deadline = match stop {
+            Some(Stop { deadline, reason }) => {
+                let grace_s = deadline.saturating_duration_since(Instant::now()).as_secs_f64();
+                self.context.sessions.tell_group(replica, &SessionCommand::Drain { grace_s, reason });
+                self.context.sessions.tell_group(replica, &SessionCommand::Release);
+                deadline
+            }
+            None => Instant::now() + seconds(self.context.limits.drain_s),
+        };
+        self.await_exits(live, deadline).await;
+    }
+
+    /// True once donors may leave; false when there are none left, or a stop came first.
+    async fn await_release(&mut self, live: &mut Generation) -> bool {
+        loop {
+            if *self.release.borrow_and_update() {
+                return true;
+            }
+            if self.stop.borrow_and_update().is_some() {
+                return false;
+            }
+            tokio::select! {
+                biased;
+                exit = live.exits.join_next() => match exit {
+                    Some(Ok((rank, _))) => {
+                        self.tell_exit(live, rank, false).await;
+                        self.show_live(live, GroupState::Done);
+                    }
+                    Some(Err(_)) => {}
+                    None => return false,
+                },
+                Some(message) = self.mailbox.recv() => { self.hear(live, message); }
+                Ok(()) = self.release.changed() => {}
+                Ok(()) = self.stop.changed() => {}
+            }
+        }
+    }
+}
+
+fn early_if_0(exit: Exit, early: Option<(u64, u64)>) -> Option<(u64, u64)> {
+    early.filter(|_| exit == Exit::Code(0))
+}

@@ -1,0 +1,139 @@
+//! Whether a rank with a session still commits: the watchdog's limits. Pure: the caller brings the time.
+
+use std::collections::VecDeque;
+
+use crate::protocol::{Cause, ProgressLimit, Recovery};
+
+/// Shortest limit that `auto` ever sets.
+const AUTO_MIN_S: f64 = 60.0;
+/// `auto` allows this many median steps.
+const AUTO_STEPS: f64 = 10.0;
+/// Steps the median is taken over.
+const REMEMBERED: usize = 64;
+
+/// The commits of one rank of one generation.
+#[derive(Clone, Debug)]
+pub struct Watchdog {
+    since_s: f64,
+    committed: bool,
+    paused_until_s: Option<f64>,
+    intervals_s: VecDeque<f64>,
+}
+
+impl Watchdog {
+    /// Nothing committed yet; the generation started at `now_s`.
+    pub fn new(now_s: f64) -> Self {
+        Self { since_s: now_s, committed: false, paused_until_s: None, intervals_s: VecDeque::new() }
+    }
+
+    /// A step was committed.
+    pub fn committed(&mut self, now_s: f64) {
+        if self.committed && self.paused_until_s.is_none() {
+            if self.intervals_s.len() == REMEMBERED {
+                self.intervals_s.pop_front();
+            }
+            self.intervals_s.push_back(now_s - self.since_s);
+        }
+        self.committed = true;
+        self.paused_until_s = None;
+        self.since_s = now_s;
+    }
+
+    /// No commit is expected for `limit_s`; 0 ends the pause.
+    pub fn pause(&mut self, now_s: f64, limit_s: f64) {
+        self.paused_until_s = (limit_s > 0.0).then_some(now_s + limit_s);
+        self.since_s = now_s;
+    }
+
+    /// Starts the current wait anew: the watcher itself was away, so the silence proves nothing.
+    pub fn refresh(&mut self, now_s: f64) {
+        self.since_s = self.since_s.max(now_s);
+        self.paused_until_s = self.paused_until_s.map(|until_s| until_s.max(now_s));
+    }
+
+    /// The limit that is exceeded at `now_s`, if one is.
+    pub fn verdict(&self, now_s: f64, recovery: &Recovery) -> Option<Cause> {
+        if !self.committed {
+            let limit_s = recovery.startup_limit_s?;
+            return (now_s > self.since_s.max(self.paused_until_s.unwrap_or(0.0)) + limit_s)
+                .then_some(Cause::StartupLimit { limit_s });
+        }
+        let limit_s = match recovery.progress_limit_s {
+            ProgressLimit::Off => return None,
+            ProgressLimit::Seconds(limit_s) => limit_s,
+            ProgressLimit::Auto => self.auto_limit_s(),
+        };
+        let from_s = self.paused_until_s.unwrap_or(self.since_s);
+        (now_s > from_s + limit_s).then_some(Cause::ProgressLimit { limit_s })
+    }
+
+    fn auto_limit_s(&self) -> f64 {
+        let mut sorted: Vec<f64> = self.intervals_s.iter().copied().collect();
+        sorted.sort_by(f64::total_cmp);
+        sorted.get(sorted.len() / 2).map_or(AUTO_MIN_S, |median_s| (AUTO_STEPS * median_s).max(AUTO_MIN_S))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn recovery(progress_limit_s: ProgressLimit) -> Recovery {
+        Recovery {
+            max_restarts: 3,
+            window_s: 100.0,
+            backoff_s: 1.0,
+            backoff_max_s: 5.0,
+            startup_limit_s: Some(30.0),
+            progress_limit_s,
+            grace_s: 1.0,
+            standby: 0,
+        }
+    }
+
+    #[test]
+    fn startup_and_progress_have_their_own_limits() {
+        let recovery = recovery(ProgressLimit::Seconds(5.0));
+        let mut dog = Watchdog::new(0.0);
+        assert_eq!(dog.verdict(29.0, &recovery), None);
+        assert_eq!(dog.verdict(31.0, &recovery), Some(Cause::StartupLimit { limit_s: 30.0 }));
+        dog.committed(31.0);
+        assert_eq!(dog.verdict(35.0, &recovery), None);
+        assert_eq!(dog.verdict(36.5, &recovery), Some(Cause::ProgressLimit { limit_s: 5.0 }));
+    }
+
+    #[test]
+    fn auto_is_ten_median_steps_and_never_under_a_minute() {
+        let recovery = recovery(ProgressLimit::Auto);
+        let mut dog = Watchdog::new(0.0);
+        for i in 0..20 {
+            dog.committed(f64::from(i) * 20.0);
+        }
+        assert_eq!(dog.verdict(380.0 + 199.0, &recovery), None);
+        assert_eq!(dog.verdict(380.0 + 201.0, &recovery), Some(Cause::ProgressLimit { limit_s: 200.0 }));
+        let mut quick = Watchdog::new(0.0);
+        quick.committed(0.1);
+        quick.committed(0.2);
+        assert_eq!(quick.verdict(60.0, &recovery), None);
+        assert_eq!(quick.verdict(60.3, &recovery), Some(Cause::ProgressLimit { limit_s: 60.0 }));
+    }
+
+    #[test]
+    fn a_pause_holds_the_limit_off_and_its_end_starts_a_fresh_one() {
+        let recovery = recovery(ProgressLimit::Seconds(5.0));
+        let mut dog = Watchdog::new(0.0);
+        dog.committed(1.0);
+        dog.pause(2.0, 100.0);
+        assert_eq!(dog.verdict(101.0, &recovery), None);
+        dog.pause(101.0, 0.0);
+        assert_eq!(dog.verdict(105.0, &recovery), None);
+        assert!(dog.verdict(107.0, &recovery).is_some());
+    }
+
+    #[test]
+    fn off_never_fires() {
+        let mut dog = Watchdog::new(0.0);
+        dog.committed(1.0);
+        assert_eq!(dog.verdict(1e9, &recovery(ProgressLimit::Off)), None);
+    }
+}

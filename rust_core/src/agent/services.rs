@@ -1,0 +1,181 @@
+//! The head's own services, controller and lighthouse: started again whenever they end.
+
+use std::collections::BTreeMap;
+use std::fs::{self, OpenOptions};
+use std::net::TcpListener;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep};
+
+use super::config::Service;
+use super::context::Shared;
+use super::pidfd::Process;
+use super::spawn::Request;
+use super::tree::{self, Entry, Family, RUN_ID, Root, SPAWN_ID};
+use crate::{Error, ErrorKind, Result};
+
+const FIRST_DELAY: Duration = Duration::from_millis(50);
+const LONGEST_DELAY: Duration = Duration::from_secs(5);
+/// A service that ran this long starts the delays anew.
+const STEADY: Duration = Duration::from_secs(10);
+/// Time between TERM and KILL.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// The services of one agent.
+#[derive(Debug, Default)]
+pub struct Services {
+    running: Vec<Running>,
+}
+
+#[derive(Debug)]
+struct Running {
+    name: String,
+    stop: watch::Sender<bool>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Services {
+    /// Binds the addresses of all services, then starts them all.
+    pub fn start(context: &Shared, services: &[Service]) -> Result<Self> {
+        let mut addresses = BTreeMap::new();
+        let mut bound = Vec::new();
+        for service in services {
+            let mut socket = None;
+            if let Some(address) = &service.listen {
+                let listener = bind(service, address)?;
+                let at = listener.local_addr().map_err(|cause| Error::io("bind a service's address", cause))?;
+                addresses.insert(format!("SKY_MONARCH_{}_ADDR", service.name.to_uppercase()), at.to_string());
+                // TorchFT's lighthouse binds for itself: it gets a number that was free a moment ago.
+                if service.listen_env.as_deref() != Some("reserve") {
+                    socket = Some(Arc::new(OwnedFd::from(listener)));
+                }
+            }
+            bound.push((service.clone(), socket));
+        }
+        let addresses = Arc::new(addresses);
+        let running = bound.into_iter().map(|(service, socket)| {
+            let (stop, asked) = watch::channel(false);
+            let name = service.name.clone();
+            let keeper = Keeper { context: Arc::clone(context), service, socket, addresses: Arc::clone(&addresses) };
+            Running { name, stop, task: tokio::spawn(keeper.run(asked)) }
+        });
+        Ok(Self { running: running.collect() })
+    }
+
+    /// Ends services (TERM, wait, KILL): those that `wanted` names.
+    pub async fn stop(&mut self, wanted: impl Fn(&str) -> bool) {
+        let (ending, staying): (Vec<_>, Vec<_>) = self.running.drain(..).partition(|service| wanted(&service.name));
+        self.running = staying;
+        for service in &ending {
+            service.stop.send_replace(true);
+        }
+        for service in ending {
+            let _ = service.task.await;
+        }
+    }
+}
+
+fn bind(service: &Service, address: &str) -> Result<TcpListener> {
+    TcpListener::bind(address).map_err(|cause| {
+        let message = format!("{address}, for {}: {cause}", service.name);
+        Error::new(ErrorKind::Io, "bind a service's address", message).with_source(cause)
+    })
+}
+
+struct Keeper {
+    context: Shared,
+    service: Service,
+    socket: Option<Arc<OwnedFd>>,
+    addresses: Arc<BTreeMap<String, String>>,
+}
+
+impl Keeper {
+    async fn run(self, mut stop: watch::Receiver<bool>) {
+        let mut delay = FIRST_DELAY;
+        loop {
+            let started = Instant::now();
+            let spawn_id = self.context.spawn_id();
+            match self.spawn(&spawn_id).await {
+                Ok(process) => {
+                    let exited = tokio::select! {
+                        biased;
+                        exited = process.exited() => Some(exited),
+                        _ = stop.wait_for(|stop| *stop) => None,
+                    };
+                    // Also what it left behind: the next one must not meet it.
+                    let until = Instant::now() + GRACE;
+                    let family = || {
+                        let root = Root { pid: process.pid, alive: process.exit().is_none() };
+                        Family::Spawns([(spawn_id.clone(), root)].into())
+                    };
+                    let kill_s = self.context.limits.kill_s;
+                    tree::end(family, &self.context.registry, || until, kill_s).await;
+                    let _ = fs::remove_file(&self.service.pid_file);
+                    if let Some(exited) = exited {
+                        tracing::warn!(service = self.service.name, exit = ?exited.exit, "a service ended");
+                    }
+                }
+                Err(error) => tracing::error!(service = self.service.name, %error, "a service does not start"),
+            }
+            if started.elapsed() >= STEADY {
+                delay = FIRST_DELAY;
+            }
+            tokio::select! {
+                biased;
+                _ = stop.wait_for(|stop| *stop) => return,
+                () = sleep(delay) => {}
+            }
+            delay = (delay * 2).min(LONGEST_DELAY);
+        }
+    }
+
+    async fn spawn(&self, spawn_id: &str) -> Result<Process> {
+        let Service { argv, env, log, pid_file, .. } = &self.service;
+        let output = OpenOptions::new().create(true).append(true).open(log);
+        let output = output.map_err(|cause| {
+            Error::new(ErrorKind::Io, "open a service's log", format!("{}: {cause}", log.display()))
+        })?;
+        let mut all: BTreeMap<String, String> = std::env::vars_os()
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+            .collect();
+        all.extend(env.clone());
+        all.extend(self.addresses.as_ref().clone());
+        all.insert(RUN_ID.into(), self.context.run.run_id.clone());
+        all.insert(SPAWN_ID.into(), spawn_id.into());
+        let passed = match &self.socket {
+            Some(socket) => {
+                all.insert("SKY_MONARCH_LISTEN_FD".into(), "3".into());
+                Some(socket.try_clone().map_err(|cause| Error::io("pass a socket on", cause))?)
+            }
+            None => {
+                all.remove("SKY_MONARCH_LISTEN_FD");
+                None
+            }
+        };
+        // At the agent's own priority: these two are part of what notices deaths.
+        let request = Request {
+            argv: argv.clone(),
+            env: all,
+            workdir: None,
+            output: output.into(),
+            passed,
+            nice: self.context.job_nice,
+        };
+        let spawned = self.context.spawner.spawn(request).await?;
+        write_pid_file(pid_file, spawned.pid)?;
+        Process::watch(spawned, self.context.registry.clone())
+    }
+}
+
+/// Names a process so that a later one of the same pid is told apart; complete at any moment.
+fn write_pid_file(path: &Path, pid: u32) -> Result<()> {
+    let start_ticks = Entry::read(pid).map_or(0, |entry| entry.start);
+    let draft = path.with_extension("pid.new");
+    fs::write(&draft, format!("{}\n", serde_json::json!({ "pid": pid, "start_ticks": start_ticks })))
+        .and_then(|()| fs::rename(&draft, path))
+        .map_err(|cause| Error::io("write a service's pid file", cause))
+}

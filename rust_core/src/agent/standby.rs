@@ -1,0 +1,202 @@
+//! Warm standbys: one process a slot, already past its imports, waiting to become a rank.
+
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::time::{Instant, timeout};
+
+use super::capture::{self, Capture};
+use super::context::Shared;
+use super::env::{self, Place};
+use super::group::rank::Tracked;
+use super::pidfd::Process;
+use crate::protocol::{Event, GroupPlan};
+use crate::{Error, Result};
+
+/// A standby yields to ranks while it imports.
+const NICE: i32 = 10;
+const FIRST_RETRY_S: f64 = 1.0;
+/// Standbys of a slot that may die in a row before no more are made.
+const MAX_DEATHS: u32 = 5;
+/// The promotion fits into the socket's buffer; a standby that is stuck does not read it.
+const PROMOTION_LIMIT: Duration = Duration::from_secs(1);
+
+/// A process that waits to become a rank.
+#[derive(Debug)]
+struct Standby {
+    tracked: Tracked,
+    promotion: Promotion,
+}
+
+/// Our end of the standby's descriptor 3.
+#[derive(Debug)]
+struct Promotion {
+    write: tokio::net::unix::OwnedWriteHalf,
+    ready: tokio::task::JoinHandle<()>,
+}
+
+/// The standby of one slot, and when the next one is made.
+#[derive(Debug, Default)]
+pub struct Slot {
+    standby: Option<Standby>,
+    due: Option<Instant>,
+    deaths: u32,
+}
+
+/// The standbys of one group.
+#[derive(Debug)]
+pub struct Standbys {
+    context: Shared,
+    slots: Vec<Slot>,
+}
+
+impl Standbys {
+    /// None yet. For a plan without standbys, or whose command cannot be kept warm, there never are any.
+    pub fn new(context: Shared, plan: &GroupPlan) -> Self {
+        let wanted = plan.recovery.standby > 0 && env::python_command(&plan.command).is_some();
+        let slots = if wanted { (0..plan.world_size).map(|_| Slot::default()).collect() } else { Vec::new() };
+        Self { context, slots }
+    }
+
+    /// Whether slots have standbys at all.
+    pub fn are_wanted(&self) -> bool {
+        !self.slots.is_empty()
+    }
+
+    /// Every slot without a standby gets one at the next look.
+    pub fn refill(&mut self) {
+        for slot in &mut self.slots {
+            if slot.standby.is_none() && slot.due.is_none() && slot.deaths < MAX_DEATHS {
+                slot.due = Some(Instant::now());
+            }
+        }
+    }
+
+    /// Looks after the slots: forgets dead standbys, starts those that are due.
+    pub async fn look(&mut self, plan: &GroupPlan) {
+        for rank in 0..self.slots.len() {
+            let slot = &mut self.slots[rank];
+            if let Some(dead) = slot.standby.take_if(|standby| standby.tracked.process.exit().is_some()) {
+                slot.deaths += 1;
+                let tail = dead.tracked.capture.tail(Duration::from_millis(100)).await;
+                let last = tail.last().map(|line| env::redact(line, &self.context.run.token)).unwrap_or_default();
+                let again_s = FIRST_RETRY_S * f64::from(1 << slot.deaths.min(6));
+                let more = slot.deaths < MAX_DEATHS;
+                slot.due = more.then(|| Instant::now() + Duration::from_secs_f64(again_s));
+                let then = if more { format!("the next one in {again_s} s") } else { "no more are made".into() };
+                let message = format!("a standby of rank {rank} died ({last}); {then}");
+                self.context.outbox.emit(Event::Notice { replica: Some(plan.replica), message });
+                dead.end(&self.context).await;
+            }
+            let slot = &mut self.slots[rank];
+            if slot.due.is_some_and(|due| due <= Instant::now()) {
+                slot.due = None;
+                let rank = u32::try_from(rank).unwrap_or(u32::MAX);
+                match Standby::start(&self.context, plan, rank).await {
+                    Ok(standby) => slot.standby = Some(standby),
+                    Err(error) => {
+                        slot.deaths = MAX_DEATHS;
+                        let message = format!("no standby for rank {rank}: {error}");
+                        self.context.outbox.emit(Event::Notice { replica: Some(plan.replica), message });
+                    }
+                }
+            }
+        }
+    }
+
+    /// Turns the standby of `rank` into the rank itself: gives it the final environment. None: start cold.
+    pub async fn promote(&mut self, plan: &GroupPlan, place: &Place<'_>) -> Option<Tracked> {
+        let slot = self.slots.get_mut(place.rank as usize)?;
+        let standby = slot.standby.take()?;
+        slot.due = None;
+        let Standby { tracked, mut promotion } = standby;
+        if tracked.process.exit().is_some() {
+            Standby { tracked, promotion }.end(&self.context).await;
+            return None;
+        }
+        let place = Place { spawn_id: &tracked.spawn_id, ..place.clone() };
+        let env = env::rank_env(&self.context.run, plan, &place);
+        let line = format!("{}\n", serde_json::json!({ "env": env }));
+        if self.context.can_renice {
+            renice(tracked.process.pid, self.context.job_nice);
+        }
+        tracked.capture.switch(self.context.logs.target(plan, place.rank, place.generation)).await;
+        let written = timeout(PROMOTION_LIMIT, promotion.write.write_all(line.as_bytes())).await;
+        if matches!(written, Ok(Ok(()))) {
+            slot.deaths = 0;
+            promotion.ready.abort();
+            return Some(tracked);
+        }
+        Standby { tracked, promotion }.end(&self.context).await;
+        None
+    }
+
+    /// Ends all standbys.
+    pub async fn end(&mut self) {
+        for slot in &mut self.slots {
+            slot.due = None;
+            if let Some(standby) = slot.standby.take() {
+                standby.end(&self.context).await;
+            }
+        }
+    }
+}
+
+impl Standby {
+    async fn start(context: &Shared, plan: &GroupPlan, rank: u32) -> Result<Self> {
+        let Some(command) = env::python_command(&plan.command) else {
+            return Err(Error::new(crate::ErrorKind::InvalidInput, "start a standby", "the command is not Python's"));
+        };
+        let (ours, theirs) = promotion_pair()?;
+        let (read, write) = capture::pipe()?;
+        let spawn_id = context.spawn_id();
+        let place = Place { rank, generation: 0, master_port: 0, spawn_id: &spawn_id };
+        let env = env::rank_env(&context.run, plan, &place);
+        let preload = format!("--preload={}", plan.preload.join(","));
+        let worker = [&command[0], "-m", "sky_monarch.worker", "--standby", &preload, "--"];
+        let argv = worker.into_iter().map(str::to_owned).chain(command.iter().cloned()).collect();
+        let nice = if context.can_renice { NICE } else { 0 };
+        let spawned = context.spawn(argv, env, &plan.workdir, write, Some(theirs), nice).await?;
+        let pid = spawned.pid;
+        let process = Process::watch(spawned, context.registry.clone())?;
+        let target = context.logs.target(plan, rank, 0);
+        let capture = Capture::start(read, target, context.outbox.clone(), Some(plan.replica))?;
+        let (mut read, write) = ours.into_split();
+        let (outbox, replica) = (context.outbox.clone(), plan.replica);
+        let ready = tokio::spawn(async move {
+            // The standby says `ready` once its imports are done. It can be promoted before, only not as fast.
+            let mut line = [0; 6];
+            if read.read_exact(&mut line).await.is_ok() && &line == b"ready\n" {
+                outbox.emit(Event::StandbyReady { replica, rank, pid });
+            }
+        });
+        let tracked = Tracked { process, spawn_id, capture };
+        Ok(Self { tracked, promotion: Promotion { write, ready } })
+    }
+
+    async fn end(self, context: &Shared) {
+        self.promotion.ready.abort();
+        drop(self.promotion.write);
+        self.tracked.end(context, Duration::from_secs(1)).await;
+    }
+}
+
+fn promotion_pair() -> Result<(UnixStream, OwnedFd)> {
+    let io = |errno: nix::errno::Errno| Error::io("make a socket pair", errno.into());
+    let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::Stream, None, SockFlag::SOCK_CLOEXEC).map_err(io)?;
+    let ours = std::os::unix::net::UnixStream::from(ours);
+    ours.set_nonblocking(true).map_err(|cause| Error::io("make a socket pair", cause))?;
+    Ok((UnixStream::from_std(ours).map_err(|cause| Error::io("make a socket pair", cause))?, theirs))
+}
+
+/// Niceness belongs to threads: every one of the process gets the new one.
+fn renice(pid: u32, nice: i32) {
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return };
+    for thread in threads.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()) {
+        // SAFETY: takes integers only.
+        unsafe { libc::setpriority(libc::PRIO_PROCESS, thread, nice) };
+    }
+}

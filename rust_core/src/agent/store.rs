@@ -1,0 +1,237 @@
+//! The group's own rendezvous store: a listening socket a generation, served by one lazy helper.
+//!
+//! `MASTER_PORT` is bound before the ranks start, so it is never taken and never refused. Only the first connection
+//! to it starts the helper, which gets the socket itself over a `SOCK_SEQPACKET` pair on its descriptor 3.
+
+use std::io::IoSlice;
+use std::net::TcpListener;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use nix::sys::socket::{
+    AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, recv, send, sendmsg, socketpair,
+};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::Mutex;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use super::capture::{self, Capture};
+use super::context::{Context, Shared};
+use super::env::{self, Place};
+use super::group::rank::Tracked;
+use super::pidfd::Process;
+use super::watched::watched;
+use crate::protocol::{Event, GroupPlan};
+use crate::{Error, ErrorKind, Result};
+
+/// From the start of the helper to a store that serves: it imports torch.
+const READY_LIMIT: Duration = Duration::from_secs(60);
+/// Helpers that may die at the start in a row before no more are tried.
+const MAX_DEATHS: u32 = 3;
+
+/// The stores of an agent.
+#[derive(Clone, Debug, Default)]
+pub struct Store {
+    helper: Arc<Mutex<HelperState>>,
+    ids: Arc<AtomicU64>,
+    fallback_python: Option<String>,
+}
+
+#[derive(Debug, Default)]
+struct HelperState {
+    helper: Option<Helper>,
+    deaths: u32,
+}
+
+#[derive(Debug)]
+struct Helper {
+    tracked: Tracked,
+    socket: AsyncFd<OwnedFd>,
+}
+
+/// One generation's store. Dropping it frees the port.
+#[derive(Debug)]
+pub struct Lease {
+    id: u64,
+    port: u16,
+    waiting: JoinHandle<()>,
+    store: Store,
+}
+
+impl Lease {
+    /// The port that is `MASTER_PORT` of the generation.
+    pub const fn port(&self) -> u16 {
+        self.port
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.waiting.abort();
+        let (store, id) = (self.store.clone(), self.id);
+        tokio::spawn(async move {
+            if let Some(helper) = &store.helper.lock().await.helper {
+                // A helper that is gone has closed everything already.
+                let _ = helper.tell(format!("close {id}\n").as_bytes(), None).await;
+            }
+        });
+    }
+}
+
+impl Store {
+    /// No store yet. `fallback_python` is the interpreter for jobs that name none of their own.
+    pub fn new(fallback_python: Option<String>) -> Self {
+        Self { fallback_python, ..Self::default() }
+    }
+
+    /// Binds the port of a generation. None (told as a notice) where that fails: then there is no `MASTER_PORT`.
+    pub fn lease(&self, context: &Shared, plan: &GroupPlan) -> Option<Lease> {
+        match self.bind(context, plan) {
+            Ok(lease) => Some(lease),
+            Err(error) => {
+                notice(context, plan, &error);
+                None
+            }
+        }
+    }
+
+    fn bind(&self, context: &Shared, plan: &GroupPlan) -> Result<Lease> {
+        let io = |cause| Error::io("bind the port of the group's store", cause);
+        let listener = TcpListener::bind(("127.0.0.1", 0)).map_err(io)?;
+        let port = listener.local_addr().map_err(io)?.port();
+        listener.set_nonblocking(true).map_err(io)?;
+        let listener = watched(OwnedFd::from(listener), Interest::READABLE).map_err(io)?;
+        let id = self.ids.fetch_add(1, Ordering::Relaxed) + 1;
+        let (store, context, plan) = (self.clone(), Arc::clone(context), plan.clone());
+        let serving = self.clone();
+        let waiting = tokio::spawn(async move {
+            let arrived = listener.readable().await.map(|_| ());
+            let listener = listener.into_inner();
+            if arrived.is_err() {
+                return;
+            }
+            // From here on the helper holds the socket; with ours closed too, its end is seen by the ranks.
+            if let Err(error) = serving.serve(&context, &plan, id, &listener).await {
+                notice(&context, &plan, &error);
+            }
+        });
+        Ok(Lease { id, port, waiting, store })
+    }
+
+    async fn serve(&self, context: &Shared, plan: &GroupPlan, id: u64, listener: &OwnedFd) -> Result<()> {
+        // One at a time: answers of the helper belong to the question before.
+        let mut state = self.helper.lock().await;
+        if let Some(dead) = state.helper.take_if(|helper| helper.tracked.process.exit().is_some()) {
+            dead.tracked.end(context, Duration::ZERO).await;
+        }
+        if state.helper.is_none() {
+            if state.deaths >= MAX_DEATHS {
+                return Err(refused("its helper died too often".into()));
+            }
+            state.helper = Some(Helper::start(context, plan, self.fallback_python.as_deref()).await?);
+        }
+        let Some(helper) = &state.helper else { return Ok(()) };
+        let answer = timeout(READY_LIMIT, helper.ask(id, listener)).await;
+        let result = match answer {
+            Ok(result) => result,
+            Err(_) => Err(refused(format!("its helper did not answer for {READY_LIMIT:?}"))),
+        };
+        match &result {
+            Ok(()) => state.deaths = 0,
+            Err(_) => {
+                state.deaths += 1;
+                if let Some(helper) = state.helper.take() {
+                    let tail = helper.tracked.capture.tail(Duration::from_millis(100)).await;
+                    let last = tail.last().cloned().unwrap_or_default();
+                    helper.tracked.end(context, Duration::from_secs(1)).await;
+                    return result.map_err(|error| refused(format!("{}; {last}", error.message())));
+                }
+            }
+        }
+        result
+    }
+
+    /// Ends the helper.
+    pub async fn end(&self, context: &Context) {
+        if let Some(Helper { tracked, socket }) = self.helper.lock().await.helper.take() {
+            drop(socket);
+            tracked.end(context, Duration::from_secs(2)).await;
+        }
+    }
+}
+
+fn refused(message: String) -> Error {
+    Error::new(ErrorKind::Io, "serve the group's store", message)
+}
+
+fn notice(context: &Context, plan: &GroupPlan, error: &Error) {
+    let message = env::redact(&error.to_string(), &context.run.token);
+    context.outbox.emit(Event::Notice { replica: Some(plan.replica), message });
+}
+
+impl Helper {
+    async fn start(context: &Shared, plan: &GroupPlan, fallback: Option<&str>) -> Result<Self> {
+        let io = |errno: nix::errno::Errno| Error::io("make a socket pair", errno.into());
+        let (ours, theirs) =
+            socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC).map_err(io)?;
+        nix::fcntl::fcntl(&ours, nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::O_NONBLOCK)).map_err(io)?;
+        let socket = watched(ours, Interest::READABLE | Interest::WRITABLE)
+            .map_err(|cause| Error::io("make a socket pair", cause))?;
+        let python = env::python_command(&plan.command).map(|words| words[0].as_str()).or(fallback).unwrap_or("python3");
+        let argv = [python, "-m", "sky_monarch.training.store"].map(str::to_owned).to_vec();
+        let spawn_id = context.spawn_id();
+        // The job's environment, since it is the job's interpreter; of the rank's variables only the marks are used.
+        let place = Place { rank: 0, generation: 0, master_port: 0, spawn_id: &spawn_id };
+        let env = env::rank_env(&context.run, plan, &place);
+        let (read, write) = capture::pipe()?;
+        let spawned = context.spawn(argv, env, &plan.workdir, write, Some(theirs), 0).await?;
+        let process = Process::watch(spawned, context.registry.clone())?;
+        let capture = Capture::start(read, context.logs.store_target(), context.outbox.clone(), None)?;
+        Ok(Self { tracked: Tracked { process, spawn_id, capture }, socket })
+    }
+
+    async fn tell(&self, message: &[u8], fd: Option<&OwnedFd>) -> Result<()> {
+        let sending = self.socket.async_io(Interest::WRITABLE, |socket| {
+            let sent = match fd {
+                None => send(socket.as_raw_fd(), message, MsgFlags::MSG_NOSIGNAL),
+                Some(fd) => {
+                    let fds = [fd.as_raw_fd()];
+                    let rights = [ControlMessage::ScmRights(&fds)];
+                    let parts = [IoSlice::new(message)];
+                    sendmsg::<()>(socket.as_raw_fd(), &parts, &rights, MsgFlags::MSG_NOSIGNAL, None)
+                }
+            };
+            sent.map_err(std::io::Error::from)
+        });
+        let sent = timeout(Duration::from_secs(2), sending).await;
+        sent.map_err(|_| refused("its helper does not read".into()))?
+            .map(drop)
+            .map_err(|cause| Error::io("talk to the store's helper", cause))
+    }
+
+    async fn ask(&self, id: u64, listener: &OwnedFd) -> Result<()> {
+        self.tell(format!("open {id}\n").as_bytes(), Some(listener)).await?;
+        let mut buffer = [0; 4096];
+        loop {
+            let receiving = self.socket.async_io(Interest::READABLE, |socket| {
+                recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty()).map_err(std::io::Error::from)
+            });
+            let n = receiving.await.map_err(|cause| Error::io("talk to the store's helper", cause))?;
+            if n == 0 {
+                return Err(refused("its helper ended".into()));
+            }
+            let answer = String::from_utf8_lossy(&buffer[..n]).trim().to_owned();
+            if answer == format!("ready {id}") {
+                return Ok(());
+            }
+            if let Some(text) = answer.strip_prefix(&format!("error {id}")) {
+                return Err(refused(text.trim().to_owned()));
+            }
+            // The answer to an earlier question that was given up.
+        }
+    }
+}

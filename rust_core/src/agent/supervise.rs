@@ -1,0 +1,208 @@
+//! The agent's own loop: commands, signals, and the end.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::signal::unix::Signal;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
+
+use super::context::Shared;
+use super::group::{self, Group, Handle, seconds};
+use super::link::Away;
+use super::services::Services;
+use super::setup::Setup;
+use super::tree::{self, Family};
+use crate::protocol::{Command, Event, GroupPlan, GroupState, LogRead};
+
+const LOOK: Duration = Duration::from_millis(50);
+/// Adopted zombies are looked for this often, beside each SIGCHLD.
+const REAP: Duration = Duration::from_secs(1);
+/// Processes that a dead agent left get this long between TERM and KILL.
+const SWEEP_GRACE: Duration = Duration::from_secs(2);
+/// What nobody owns any more at the very end.
+const LAST_GRACE: Duration = Duration::from_secs(1);
+
+/// SIGTERM, SIGINT, SIGCHLD.
+pub type Signals = (Signal, Signal, Signal);
+
+/// Why the agent ends.
+struct End {
+    code: i32,
+}
+
+/// Everything the agent looks after.
+pub struct Supervisor {
+    context: Shared,
+    services: Services,
+    away: Away,
+    linger: Duration,
+    groups: BTreeMap<u32, Handle>,
+    setup: Option<Setup>,
+    released: bool,
+    end: Option<End>,
+}
+
+/// Ends what an agent of this run that is dead has left: two agents must not both have a live generation.
+pub async fn sweep(context: &Shared) {
+    let family = || Family::Strays(context.run.run_id.clone());
+    let until = Instant::now() + SWEEP_GRACE;
+    let (pids, survivors) = tree::end(family, &context.registry, || until, context.limits.kill_s).await;
+    if !pids.is_empty() {
+        context.outbox.emit(Event::Swept { pids });
+    }
+    if !survivors.is_empty() {
+        let message = format!("processes of an earlier agent survived SIGKILL: {survivors:?}");
+        context.outbox.emit(Event::Notice { replica: None, message });
+    }
+}
+
+impl Supervisor {
+    /// Looks after nothing yet.
+    pub const fn new(context: Shared, services: Services, away: Away, linger: Duration) -> Self {
+        Self { context, services, away, linger, groups: BTreeMap::new(), setup: None, released: false, end: None }
+    }
+
+    /// Runs until the end. Returns the exit code.
+    pub async fn run(mut self, mut commands: mpsc::Receiver<Command>, signals: Signals) -> i32 {
+        let (mut terminate, mut interrupt, mut child) = signals;
+        let mut look = interval(LOOK);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut reaped = Instant::now();
+        let mut orphans = false;
+        let code = loop {
+            tokio::select! {
+                biased;
+                Some(_) = terminate.recv() => self.leave("the host is about to be taken away (SIGTERM)", 143),
+                Some(_) = interrupt.recv() => self.leave("interrupted (SIGINT)", 130),
+                Some(command) = commands.recv() => self.obey(command).await,
+                Some(_) = child.recv() => orphans = true,
+                _ = look.tick() => {
+                    if orphans || reaped.elapsed() >= REAP {
+                        (orphans, reaped) = (false, Instant::now());
+                        let registry = self.context.registry.clone();
+                        let _ = tokio::task::spawn_blocking(move || tree::reap_adopted(&registry)).await;
+                    }
+                    if let Some(code) = self.is_over() {
+                        break code;
+                    }
+                }
+            }
+        };
+        self.finish().await;
+        code
+    }
+
+    async fn obey(&mut self, command: Command) {
+        match command {
+            Command::Setup(plan) => match &mut self.setup {
+                Some(setup) => {
+                    // A controller that has just started asks again: it gets the answer again.
+                    if let Some(event) = setup.result().await {
+                        self.context.outbox.emit(event);
+                    }
+                }
+                None if self.end.is_some() => {}
+                None => self.setup = Some(Setup::start(Arc::clone(&self.context), plan)),
+            },
+            Command::StartGroup(plan) => self.start(*plan),
+            Command::StopGroup { replica, grace_s, reason } => match self.groups.get(&replica) {
+                Some(group) => group.stop(grace_s, &reason),
+                None => self.context.outbox.emit(Event::GroupStopped { replica, generation: 0 }),
+            },
+            Command::Release => self.release(),
+            Command::ReadLog(question) => self.read(question),
+            Command::Ack { seq } => self.context.outbox.acked(seq),
+            Command::Shutdown { grace_s, reason } => self.stop_all(Some(grace_s), &reason, 0),
+        }
+    }
+
+    fn start(&mut self, plan: GroupPlan) {
+        if self.end.is_some() {
+            return;
+        }
+        let replica = plan.replica;
+        if let Some(handle) = self.groups.get(&replica) {
+            let last = self.context.groups().get(&replica).map_or(0, |snapshot| snapshot.generation);
+            if !handle.is_over() || plan.generation <= last {
+                return;
+            }
+        }
+        let refused = |error| group::refused(&plan, error);
+        match Group::start(Arc::clone(&self.context), plan.clone(), self.released).map_err(refused) {
+            Ok(handle) => drop(self.groups.insert(replica, handle)),
+            Err(event) => self.context.outbox.emit(event),
+        }
+    }
+
+    fn release(&mut self) {
+        self.released = true;
+        self.groups.values().for_each(Handle::release);
+    }
+
+    fn read(&self, question: LogRead) {
+        let context = Arc::clone(&self.context);
+        tokio::task::spawn_blocking(move || context.outbox.answer(context.logs.read(&question)));
+    }
+
+    fn leave(&mut self, reason: &str, code: i32) {
+        tracing::warn!(reason, "the agent is asked to leave");
+        self.context.outbox.emit(Event::Notice { replica: None, message: reason.to_owned() });
+        self.stop_all(None, reason, code);
+    }
+
+    /// Stops everything, each group within `grace_s` or its own grace time.
+    fn stop_all(&mut self, grace_s: Option<f64>, reason: &str, code: i32) {
+        self.end.get_or_insert(End { code });
+        for group in self.groups.values() {
+            group.stop(grace_s.unwrap_or(group.grace_s), reason);
+        }
+        if let Some(setup) = &self.setup {
+            setup.stop();
+        }
+    }
+
+    /// The exit code, once nothing is left to look after.
+    fn is_over(&mut self) -> Option<i32> {
+        let idle = self.groups.values().all(Handle::is_over) && self.setup.as_ref().is_none_or(Setup::is_over);
+        if let Some(End { code }) = self.end {
+            return idle.then_some(code);
+        }
+        // Nothing waits for the controller, except here: it may have something to say about what comes next.
+        let away = (*self.away.borrow()).is_some_and(|since| since.elapsed() >= self.linger);
+        if !away || self.groups.is_empty() {
+            return None;
+        }
+        if idle {
+            return Some(0);
+        }
+        let settled = |state| matches!(state, GroupState::Done | GroupState::GivenUp | GroupState::Stopped);
+        if !self.released && self.context.groups().values().all(|group| settled(group.state)) {
+            tracing::warn!("all work is done and no controller answers: donors may leave");
+            self.release();
+        }
+        None
+    }
+
+    async fn finish(mut self) {
+        let context = Arc::clone(&self.context);
+        context.store.end(&context).await;
+        self.services.stop(|name| name != "controller").await;
+        // Whatever is left below the agent, save the controller, belongs to nobody.
+        let spared: HashSet<u32> = context.registry.with_lock(|pids| pids.clone());
+        let until = Instant::now() + LAST_GRACE;
+        let family = || Family::AllBut(spared.clone());
+        tree::end(family, &context.registry, || until, context.limits.kill_s).await;
+        let stored = async {
+            while !context.outbox.is_acked() {
+                sleep(Duration::from_millis(10)).await;
+            }
+        };
+        if timeout(seconds(context.limits.flush_s), stored).await.is_err() {
+            tracing::warn!("the controller has not stored the last events");
+        }
+        self.services.stop(|_| true).await;
+        tree::reap_adopted(&context.registry);
+    }
+}

@@ -1,0 +1,232 @@
+//! Starts and ends in order.
+
+use std::time::Duration;
+
+use sky_monarch_core::protocol::{Cause, Command, Event, Exit, Peer, RankCommand, SetupPlan};
+
+use crate::scenario;
+use crate::scene::*;
+
+fn children_of(pid: u32) -> Vec<(u32, char)> {
+    let entries = std::fs::read_dir("/proc").expect("a process table").flatten();
+    let stats = entries.filter_map(|entry| {
+        let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let mut rest = stat.rsplit(')').next()?.split_whitespace();
+        let state = rest.next()?.chars().next()?;
+        Some((pid, state, rest.next()?.parse::<u32>().ok()?))
+    });
+    stats.filter(|(_, _, ppid)| *ppid == pid).map(|(pid, state, _)| (pid, state)).collect()
+}
+
+scenario!(fifty_starts_and_stops_leave_no_process_and_no_zombie);
+async fn fifty_starts_and_stops_leave_no_process_and_no_zombie(mutant: Option<&'static str>) -> Outcome {
+    let scene = Scene::new(mutant).await;
+    for generation in 1..=50 {
+        // Each leaves a zombie behind by its own (a child nobody waits for) and a detached sleeper.
+        let mut plan = shell(0, "(setsid sleep 1000 &) ; (exit 3) & exec sleep 1000");
+        plan.generation = generation;
+        scene.send(start(plan)).await;
+        scene.spawned(0, 0, generation).await?;
+        scene.send(stop(0)).await;
+        scene
+            .event("it is stopped", |e| match e {
+                Event::GroupStopped { generation: g, .. } => (*g == generation).then_some(()),
+                _ => None,
+            })
+            .await?;
+    }
+    let agent = scene.agent_pid();
+    eventually("the agent has no child", Duration::from_secs(3), || children_of(agent).is_empty()).await?;
+    ensure(marked(&scene.run_id).is_empty(), "nothing of the run is left")
+}
+
+scenario!(a_stop_is_term_first_and_kill_after_the_grace_time);
+async fn a_stop_is_term_first_and_kill_after_the_grace_time(mutant: Option<&'static str>) -> Outcome {
+    let scene = Scene::new(mutant).await;
+    scene.send(start(shell(0, "trap 'echo told; exit 0' TERM; while :; do sleep 0.05; done"))).await;
+    scene.send(start(shell(1, "trap '' TERM; while :; do sleep 0.05; done"))).await;
+    scene.spawned(0, 0, 1).await?;
+    scene.spawned(1, 0, 1).await?;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    for replica in 0..2 {
+        scene.send(Command::StopGroup { replica, grace_s: 0.8, reason: "enough".into() }).await;
+    }
+    for (replica, wanted) in [(0, Exit::Code(0)), (1, Exit::Signal(9))] {
+        let (exit, tail) = scene
+            .event("it ends", |e| match e {
+                Event::RankExited { replica: r, exit, tail, collateral: true, .. } if *r == replica => {
+                    Some((*exit, tail.clone()))
+                }
+                _ => None,
+            })
+            .await?;
+        ensure(exit == wanted && (replica == 1 || tail.contains(&"told".to_owned())), format!("{exit:?} {tail:?}"))?;
+        scene
+            .event("the cause is told", |e| match e {
+                Event::GenerationEnded { replica: r, cause: Cause::Stopped { reason }, .. } => {
+                    (*r == replica && reason == "enough").then_some(())
+                }
+                _ => None,
+            })
+            .await?;
+    }
+    Ok(())
+}
+
+scenario!(shutdown_ends_everything_and_the_agent);
+async fn shutdown_ends_everything_and_the_agent(mutant: Option<&'static str>) -> Outcome {
+    let mut scene = Scene::new(mutant).await;
+    for replica in 0..2 {
+        scene.send(start(shell(replica, "sleep 1000 & sleep 1000"))).await;
+        scene.spawned(replica, 0, 1).await?;
+    }
+    scene.send(Command::Shutdown { grace_s: 1.0, reason: "down".into() }).await;
+    let code = scene.agent_exit().await?;
+    ensure(code == 0, format!("exit code {code}"))?;
+    let stopped = scene.events().iter().filter(|e| matches!(e, Event::GroupStopped { .. })).count();
+    ensure(stopped == 2, "both groups were reported")?;
+    ensure(marked(&scene.run_id).is_empty() && !scene.path("agent.sock").exists(), "nothing is left")
+}
+
+scenario!(sigterm_is_a_notice_that_drains_the_ranks_and_ends_the_agent);
+async fn sigterm_is_a_notice_that_drains_the_ranks_and_ends_the_agent(mutant: Option<&'static str>) -> Outcome {
+    let mut scene = Scene::new(mutant).await;
+    scene.send(start(shell(0, "trap 'echo told; sleep 0.3; exit 0' TERM; while :; do sleep 0.05; done"))).await;
+    scene.spawned(0, 0, 1).await?;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    kill(scene.agent_pid(), libc::SIGTERM);
+    let code = scene.agent_exit().await?;
+    ensure(code == 143, format!("exit code {code}"))?;
+    scene
+        .event("the rank used its grace time", |e| match e {
+            Event::RankExited { exit: Exit::Code(0), tail, .. } => tail.contains(&"told".to_owned()).then_some(()),
+            _ => None,
+        })
+        .await
+}
+
+scenario!(without_a_session_a_group_is_done_when_all_its_ranks_exited_with_0);
+async fn without_a_session_a_group_is_done_when_all_its_ranks_exited_with_0(mutant: Option<&'static str>) -> Outcome {
+    let scene = Scene::new(mutant).await;
+    let mut plan = shell(0, "sleep 0.$((RANK * 3)); exit 0");
+    plan.world_size = 3;
+    scene.send(start(plan)).await;
+    scene
+        .event("it is done", |e| matches!(e, Event::GroupDone { generation: 1, step: None, .. }).then_some(()))
+        .await?;
+    let exits = scene.events().iter().filter(|e| matches!(e, Event::RankExited { collateral: false, .. })).count();
+    ensure(exits == 3, format!("{exits} exits before"))?;
+    let mut uneven = shell(1, "test $RANK = 0 || sleep 1000");
+    uneven.world_size = 2;
+    uneven.recovery.max_restarts = 0;
+    scene.send(start(uneven)).await;
+    scene
+        .event("siblings that never end do not hold a group for ever", |e| match e {
+            Event::GroupGivenUp { replica: 1, cause: Cause::ProgressLimit { .. }, .. } => Some(()),
+            _ => None,
+        })
+        .await
+}
+
+scenario!(a_done_group_keeps_its_donors_until_the_release);
+async fn a_done_group_keeps_its_donors_until_the_release(mutant: Option<&'static str>) -> Outcome {
+    let scene = Scene::new(mutant).await;
+    scene.send(start(session(0, "train", 5))).await;
+    let pid = scene.spawned(0, 0, 1).await?;
+    scene.event("it is done", |e| matches!(e, Event::GroupDone { step: Some(5), .. }).then_some(())).await?;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    ensure(alive(pid), "the donor is up")?;
+    scene.send(Command::Release).await;
+    scene
+        .event("it leaves by itself", |e| match e {
+            Event::RankExited { exit: Exit::Code(0), .. } => Some(()),
+            _ => None,
+        })
+        .await
+}
+
+scenario!(without_a_controller_the_agent_goes_on_and_ends_when_all_is_done);
+async fn without_a_controller_the_agent_goes_on_and_ends_when_all_is_done(mutant: Option<&'static str>) -> Outcome {
+    let mut scene = Scene::with(mutant, |config| {
+        config["controller"] = format!("unix:{}/later.sock", config["run_dir"].as_str().unwrap_or_default()).into();
+        config["linger_s"] = 0.5.into();
+    })
+    .await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    // Nothing was ever asked of it: it waits. (Its controller was never there, so a second scene tells the rest.)
+    ensure(alive(scene.agent_pid()), "it waits for a first command")?;
+    scene.kill_agent();
+    let mut scene = Scene::with(mutant, |config| config["linger_s"] = 0.5.into()).await;
+    scene.send(start(session(0, "train", 60))).await;
+    scene.spawned(0, 0, 1).await?;
+    scene.stop_controller();
+    let code = scene.agent_exit().await?;
+    ensure(code == 0 && marked(&scene.run_id).is_empty(), format!("exit code {code}"))
+}
+
+scenario!(events_arrive_again_after_a_reconnect_and_the_hello_tells_the_present);
+async fn events_arrive_again_after_a_reconnect_and_the_hello_tells_the_present(mutant: Option<&'static str>) -> Outcome {
+    let scene = Scene::new(mutant).await;
+    scene.send(start(shell(0, "sleep 1000"))).await;
+    let pid = scene.spawned(0, 0, 1).await?;
+    scene.hang_up();
+    kill(pid, libc::SIGKILL);
+    let next = scene.spawned(0, 0, 2).await?;
+    let hellos = scene.until("a second hello", |h| (h.hellos.len() > 1).then(|| h.hellos.clone())).await?;
+    let incarnations: Vec<u64> = hellos
+        .iter()
+        .filter_map(|peer| if let Peer::Agent { incarnation, .. } = peer { Some(*incarnation) } else { None })
+        .collect();
+    ensure(incarnations.windows(2).all(|pair| pair[0] == pair[1]), "the same agent")?;
+    let seqs: Vec<u64> = {
+        let mut seqs: Vec<u64> = scene.heard.lock().expect("no poison").events.iter().map(|(_, e)| e.seq).collect();
+        seqs.sort_unstable();
+        seqs.dedup();
+        seqs
+    };
+    let all: Vec<u64> = (1..=seqs.len() as u64).collect();
+    ensure(seqs == all && alive(next), format!("a gap in {seqs:?}"))
+}
+
+scenario!(setup_runs_once_with_its_limit_and_nothing_of_it_stays);
+async fn setup_runs_once_with_its_limit_and_nothing_of_it_stays(mutant: Option<&'static str>) -> Outcome {
+    let finished = |e: &Event| match e {
+        Event::SetupFinished { exit, timed_out, tail } => Some((*exit, *timed_out, tail.clone())),
+        _ => None,
+    };
+    let plan = |script: &str, timeout_s: f64| {
+        let envs = shell(0, "").envs;
+        Command::Setup(SetupPlan { script: script.into(), workdir: "/".into(), envs, timeout_s })
+    };
+    let mut scene = Scene::new(mutant).await;
+    scene.send(plan("(setsid sleep 1000 &); echo boom >&2; false | cat; echo not reached", 60.0)).await;
+    let result = scene.event("setup ends", finished).await?;
+    ensure(result == (Exit::Code(1), false, vec!["boom".to_owned()]), format!("{result:?}"))?;
+    ensure(scene.log(None, 0).await?.1 == b"boom\n", "its output is kept")?;
+    ensure(marked(&scene.run_id).is_empty(), "nothing of it is left")?;
+    drop(scene);
+    let scene = Scene::new(mutant).await;
+    scene.send(plan("echo slow; sleep 1000", 0.5)).await;
+    let (_, timed_out, tail) = scene.event("setup ends", finished).await?;
+    ensure(timed_out && tail == ["slow"] && marked(&scene.run_id).is_empty(), format!("{tail:?}"))
+}
+
+scenario!(a_rank_inherits_nothing_that_it_should_not);
+async fn a_rank_inherits_nothing_that_it_should_not(mutant: Option<&'static str>) -> Outcome {
+    let mut scene = Scene::new(mutant).await;
+    let script = "import os, signal
+print(sorted(os.listdir('/proc/self/fd'))[:3], len(os.listdir('/proc/self/fd')))
+print(signal.pthread_sigmask(signal.SIG_BLOCK, []), signal.getsignal(signal.SIGCHLD) is signal.SIG_DFL)
+print(os.getpid() == os.getsid(0), os.nice(0), os.environ['ODD'] == 'a$b\"c`d\\'\\n=\u{e9}', os.environ.get('CARGO'))";
+    let mut plan = shell(0, "");
+    plan.envs.insert("ODD".into(), "a$b\"c`d'\n=é".into());
+    plan.command = RankCommand::Exec { argv: ["python3", "-c", script].map(str::to_owned).to_vec() };
+    scene.send(start(plan)).await;
+    let (_, bytes) = scene.log(Some(sky_monarch_core::protocol::Slot { replica: 0, rank: 0 }), 0).await?;
+    let text = String::from_utf8_lossy(&bytes).into_owned();
+    // Four descriptors: 0, 1, 2 and the one that lists them.
+    // SAFETY: integers only.
+    let nice = unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) };
+    ensure(text == format!("['0', '1', '2'] 4\nset() True\nTrue {nice} True None\n"), text)
+}

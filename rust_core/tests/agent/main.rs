@@ -1,0 +1,10 @@
+//! The agent as a real process, with real ranks and a controller that is a real listener on the real channel.
+//!
+//! Each scenario takes a mutant: with none it must pass, with the defect that it is there to catch it must fail.
+
+mod lifecycle;
+mod output;
+mod process;
+mod recovery;
+mod scene;
+mod sidekicks;

@@ -1,0 +1,310 @@
+//! Deaths and what follows them.
+
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
+
+use sky_monarch_core::protocol::{Cause, Command, Event, Exit, Fault, ProgressLimit, RankCommand, Slot, Trigger};
+
+use crate::scenario;
+use crate::scene::*;
+
+scenario!(a_killed_rank_restarts_its_own_group_in_place, skip_evict, drop_restart);
+async fn a_killed_rank_restarts_its_own_group_in_place(mutant: Option<&'static str>) -> Outcome {
+    // Our lighthouse, as a service of the agent.
+    let scene = Scene::with(mutant, |config| {
+        let dir = config["run_dir"].as_str().unwrap_or_default().to_owned();
+        let json = serde_json::json!({
+            "run_id": config["run_id"], "private": config["private"], "min_replicas": 1,
+            "control": format!("unix:{dir}/lighthouse.sock"), "state": format!("{dir}/lighthouse.state"),
+        });
+        let exe = std::env::current_exe().expect("this binary");
+        config["services"] = serde_json::json!([{
+            "name": "lighthouse", "argv": [exe, "--exact", "process::lighthouse_process", "--nocapture"],
+            "env": {"TEST_LIGHTHOUSE_JSON": json.to_string()}, "log": format!("{dir}/lighthouse.log"),
+            "pid_file": format!("{dir}/lighthouse.pid"), "listen": "127.0.0.1:0",
+        }]);
+    })
+    .await;
+    let mut plan = shell(0, "sleep 1000");
+    plan.lighthouse_control = Some(format!("unix:{}", scene.path("lighthouse.sock").display()));
+    plan.world_size = 2;
+    scene.send(start(plan)).await;
+    scene.send(start(shell(1, "sleep 1000"))).await;
+    let (victim, sibling) = (scene.spawned(0, 1, 1).await?, scene.spawned(0, 0, 1).await?);
+    let bystander = scene.spawned(1, 0, 1).await?;
+    kill(victim, libc::SIGKILL);
+    for rank in 0..2 {
+        let pid = scene.spawned(0, rank, 2).await?;
+        ensure(pid != victim && pid != sibling, "both ranks were replaced")?;
+    }
+    ensure(alive(bystander) && !alive(sibling), "the other group was not touched, the sibling was replaced")?;
+    let events = scene.events();
+    let at = |what: &str, wanted: fn(&Event) -> bool| {
+        events.iter().position(wanted).ok_or_else(|| format!("no {what} in {events:#?}"))
+    };
+    let order = [
+        at("exit", |e| matches!(e, Event::RankExited { rank: 1, collateral: false, exit: Exit::Signal(9), .. }))?,
+        at("collateral exit", |e| matches!(e, Event::RankExited { rank: 0, collateral: true, .. }))?,
+        at("end", |e| {
+            matches!(e, Event::GenerationEnded { generation: 1, cause: Cause::RankExited { rank: 1, .. }, .. })
+        })?,
+        at("schedule", |e| matches!(e, Event::RestartScheduled { generation: 2, restarts_left: 2, .. }))?,
+        at("start", |e| matches!(e, Event::GenerationStarted { generation: 2, .. }))?,
+    ];
+    ensure(order.is_sorted(), format!("wrong order {order:?} in {events:#?}"))?;
+    let evicted = at("eviction", |e| matches!(e, Event::Evicted { replica: 0, generation: 1, .. }))?;
+    ensure(evicted < order[4], "evicted before the next generation was spawned")
+}
+
+scenario!(a_detached_grandchild_is_ended_and_its_port_is_free_for_the_next_generation, no_tree_kill);
+async fn a_detached_grandchild_is_ended_and_its_port_is_free_for_the_next_generation(
+    mutant: Option<&'static str>,
+) -> Outcome {
+    let scene = Scene::new(mutant).await;
+    let port = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port").port();
+    let script = format!(
+        r#"
+import os, signal, socket, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() > 0:
+        os._exit(0)
+    os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    s = socket.socket()
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    s.bind(("127.0.0.1", {port}))
+    s.listen()
+    open("held.new", "w").write(str(os.getpid()))
+    os.rename("held.new", "held-" + os.environ["SKY_MONARCH_GENERATION"])
+    time.sleep(1000)
+time.sleep(1000)
+"#
+    );
+    let mut plan = shell(0, "");
+    plan.command = RankCommand::Exec { argv: ["python3", "-c", &script].map(str::to_owned).to_vec() };
+    plan.workdir = scene.folder.path().to_string_lossy().into_owned();
+    plan.recovery.grace_s = 0.3;
+    scene.send(start(plan)).await;
+    let first = scene.spawned(0, 0, 1).await?;
+    let soon = if mutant.is_some() { Duration::from_secs(4) } else { SOON };
+    eventually("the port is held", soon, || scene.path("held-1").exists()).await?;
+    let holder: u32 = std::fs::read_to_string(scene.path("held-1")).expect("a pid").parse().expect("a pid");
+    kill(first, libc::SIGKILL);
+    eventually("the port is held again", soon, || scene.path("held-2").exists()).await?;
+    ensure(!alive(holder), "the first holder is gone")?;
+    scene.send(stop(0)).await;
+    scene.event("the group is stopped", |e| matches!(e, Event::GroupStopped { .. }).then_some(())).await?;
+    TcpListener::bind(("127.0.0.1", port)).map_err(|error| format!("the port is still held: {error}"))?;
+    ensure(marked(&scene.run_id).is_empty(), "nothing of the run is left")
+}
+
+scenario!(ranks_die_with_their_agent_and_the_next_agent_ends_what_else_is_left);
+async fn ranks_die_with_their_agent_and_the_next_agent_ends_what_else_is_left(mutant: Option<&'static str>) -> Outcome {
+    let mut scene = Scene::new(mutant).await;
+    let mut plan = shell(0, "setsid sleep 1000 & sleep 1000");
+    plan.world_size = 2;
+    scene.send(start(plan.clone())).await;
+    let ranks = [scene.spawned(0, 0, 1).await?, scene.spawned(0, 1, 1).await?];
+    eventually("the ranks have children", SOON, || marked(&scene.run_id).len() >= 6).await?;
+    scene.kill_agent();
+    eventually("the ranks are gone", Duration::from_secs(5), || !ranks.iter().any(|pid| alive(*pid))).await?;
+    let left = marked(&scene.run_id);
+    ensure(left.len() >= 2, "the detached ones live on")?;
+    scene.start_agent();
+    let swept = scene
+        .event("the next agent sweeps", |e| if let Event::Swept { pids } = e { Some(pids.clone()) } else { None })
+        .await?;
+    ensure(left.iter().all(|pid| swept.contains(pid) && !alive(*pid)), "all of them were swept")?;
+    plan.generation = 2;
+    scene.send(start(plan)).await;
+    scene.spawned(0, 1, 2).await.map(drop)
+}
+
+scenario!(a_crash_loop_slows_down_and_stops_at_the_budget);
+async fn a_crash_loop_slows_down_and_stops_at_the_budget(mutant: Option<&'static str>) -> Outcome {
+    let scene = Scene::new(mutant).await;
+    let mut plan = shell(0, "echo about to fail; exit 3");
+    plan.recovery.max_restarts = 4;
+    scene.send(start(plan)).await;
+    let given_up = scene
+        .event("the group is given up", |e| match e {
+            Event::GroupGivenUp { cause, restarts, generation, .. } => Some((cause.clone(), *restarts, *generation)),
+            _ => None,
+        })
+        .await?;
+    let cause = Cause::RankExited { rank: 0, exit: Exit::Code(3), early: None };
+    ensure(given_up == (cause, 4, 5), format!("{given_up:?}"))?;
+    let events = scene.events();
+    let delays: Vec<f64> = events
+        .iter()
+        .filter_map(|e| if let Event::RestartScheduled { delay_s, .. } = e { Some(*delay_s) } else { None })
+        .collect();
+    ensure(delays == [0.0, 0.05, 0.1, 0.2], format!("{delays:?}"))?;
+    let tails = events.iter().filter_map(|e| if let Event::RankExited { tail, .. } = e { Some(tail) } else { None });
+    ensure(tails.clone().count() == 5 && tails.clone().all(|tail| tail == &["about to fail"]), "the words are told")?;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let spawns = scene.events().iter().filter(|e| matches!(e, Event::RankSpawned { .. })).count();
+    ensure(spawns == 5, format!("{spawns} spawns: what is given up stays so"))
+}
+
+scenario!(a_program_that_does_not_exist_fails_with_words_that_name_it);
+async fn a_program_that_does_not_exist_fails_with_words_that_name_it(mutant: Option<&'static str>) -> Outcome {
+    let scene = Scene::new(mutant).await;
+    let mut plan = shell(0, "");
+    plan.recovery.max_restarts = 0;
+    plan.command = RankCommand::Exec { argv: vec!["no-such-program".into()] };
+    scene.send(start(plan.clone())).await;
+    let mut nowhere = shell(1, "true");
+    nowhere.recovery.max_restarts = 0;
+    nowhere.workdir = "/no/such/folder".into();
+    scene.send(start(nowhere)).await;
+    for (replica, wanted) in [(0, "no program `no-such-program` in PATH"), (1, "/no/such/folder")] {
+        let error = scene
+            .event("the spawn fails", |e| match e {
+                Event::GroupGivenUp { replica: r, cause: Cause::SpawnFailed { error }, .. } if *r == replica => {
+                    Some(error.clone())
+                }
+                _ => None,
+            })
+            .await?;
+        ensure(error.contains(wanted), error)?;
+    }
+    Ok(())
+}
+
+scenario!(exit_0_before_the_target_is_a_failure, drop_restart);
+async fn exit_0_before_the_target_is_a_failure(mutant: Option<&'static str>) -> Outcome {
+    let scene = Scene::new(mutant).await;
+    let mut plan = session(0, "early", 120);
+    plan.recovery.max_restarts = 1;
+    scene.send(start(plan)).await;
+    scene
+        .event("it is a death, with step and target", |e| match e {
+            Event::GenerationEnded { generation: 1, cause, step: Some(3), .. } => (*cause
+                == Cause::RankExited { rank: 0, exit: Exit::Code(0), early: Some((3, 120)) })
+            .then_some(()),
+            _ => None,
+        })
+        .await?;
+    scene.spawned(0, 0, 2).await.map(drop)
+}
+
+scenario!(a_rank_that_commits_nothing_any_more_is_replaced, drop_restart);
+async fn a_rank_that_commits_nothing_any_more_is_replaced(mutant: Option<&'static str>) -> Outcome {
+    let scene = Scene::new(mutant).await;
+    let mut hung = session(0, "train", 100_000);
+    hung.recovery.progress_limit_s = ProgressLimit::Seconds(0.5);
+    hung.injections = vec![inject(1, Fault::Hang, Trigger::Step(5))];
+    let mut silent = session(1, "silent", 100_000);
+    silent.recovery.progress_limit_s = ProgressLimit::Seconds(0.5);
+    silent.recovery.grace_s = 0.2;
+    scene.send(start(hung)).await;
+    scene.send(start(silent)).await;
+    for replica in 0..2 {
+        scene
+            .event("the limit is exceeded", |e| match e {
+                Event::GenerationEnded { replica: r, generation: 1, cause, .. } => {
+                    (*r == replica && *cause == Cause::ProgressLimit { limit_s: 0.5 }).then_some(())
+                }
+                _ => None,
+            })
+            .await?;
+        scene
+            .event("the next generation commits", |e| match e {
+                Event::FirstCommit { replica: r, generation: 2, .. } => (*r == replica).then_some(()),
+                _ => None,
+            })
+            .await?;
+    }
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let injected = scene.events().iter().filter(|e| matches!(e, Event::Injected { .. })).count();
+    ensure(injected == 1, format!("injected {injected} times: once in a run"))
+}
+
+scenario!(a_session_of_an_older_generation_is_fenced_off, no_fence);
+async fn a_session_of_an_older_generation_is_fenced_off(mutant: Option<&'static str>) -> Outcome {
+    let scene = Scene::new(mutant).await;
+    scene.send(start(session(0, "train", 100_000))).await;
+    let pid = scene.spawned(0, 0, 1).await?;
+    scene.until("it commits", |heard| heard.progress.get(&Slot { replica: 0, rank: 0 }).map(|_| ())).await?;
+    kill(pid, libc::SIGKILL);
+    scene.spawned(0, 0, 2).await?;
+    let exe = std::env::current_exe().expect("this binary");
+    let agent = format!("unix:{}", scene.path("agent.sock").display());
+    let env = [
+        ("TEST_RANK_MODE", "early"),
+        ("TEST_TARGET", "100"),
+        ("SKY_MONARCH_REPLICA", "0"),
+        ("SKY_MONARCH_RANK", "0"),
+        ("SKY_MONARCH_GENERATION", "1"),
+        ("SKY_MONARCH_TOKEN", TOKEN),
+        ("SKY_MONARCH_RUN_ID", scene.run_id.as_str()),
+        ("SKY_MONARCH_AGENT", agent.as_str()),
+    ];
+    let (code, words) = run_rank(exe, &env).await;
+    ensure(code == 9 && words.contains("fenced off"), format!("{code}: {words}"))
+}
+
+scenario!(a_rehearsed_kill_happens_at_its_step_and_once, drop_restart);
+async fn a_rehearsed_kill_happens_at_its_step_and_once(mutant: Option<&'static str>) -> Outcome {
+    let scene = Scene::new(mutant).await;
+    let mut plan = session(0, "train", 30);
+    plan.injections = vec![inject(1, Fault::Kill, Trigger::Step(10)), inject(2, Fault::Exit, Trigger::Step(20))];
+    scene.send(start(plan)).await;
+    scene
+        .event("the work is done all the same", |e| match e {
+            Event::GroupDone { generation: 3, step: Some(30), .. } => Some(()),
+            _ => None,
+        })
+        .await?;
+    let ends: Vec<Cause> = scene
+        .events()
+        .iter()
+        .filter_map(|e| if let Event::GenerationEnded { cause, .. } = e { Some(cause.clone()) } else { None })
+        .collect();
+    let died = |exit| Cause::RankExited { rank: 0, exit, early: None };
+    ensure(ends == [died(Exit::Signal(9)), died(Exit::Code(1))], format!("{ends:?}"))?;
+    scene.send(Command::Release).await;
+    scene
+        .event("it leaves once it is released", |e| match e {
+            Event::RankExited { generation: 3, exit: Exit::Code(0), .. } => Some(()),
+            _ => None,
+        })
+        .await
+}
+
+scenario!(a_death_is_heard_of_in_milliseconds);
+async fn a_death_is_heard_of_in_milliseconds(mutant: Option<&'static str>) -> Outcome {
+    let scene = Scene::new(mutant).await;
+    let mut plan = shell(0, "exec sleep 1000");
+    plan.recovery.max_restarts = 1000;
+    plan.recovery.backoff_s = 0.0;
+    scene.send(start(plan)).await;
+    let mut delays = Vec::new();
+    for generation in 1..=40 {
+        let pid = scene.spawned(0, 0, generation).await?;
+        let killed = Instant::now();
+        kill(pid, libc::SIGKILL);
+        let heard = scene
+            .until("the exit", |heard| {
+                let exit = heard.events.iter().find(|(_, stamped)| {
+                    matches!(stamped.event, Event::RankExited { pid: p, .. } if p == pid)
+                });
+                exit.map(|(at, _)| *at)
+            })
+            .await?;
+        delays.push(heard.saturating_duration_since(killed));
+    }
+    delays.sort();
+    // Loose enough for a machine that builds something else at the same time; the benchmark holds the real figure.
+    ensure(delays[20] < Duration::from_millis(50), format!("median {:?}, longest {:?}", delays[20], delays[39]))
+}
+
+/// Runs the rank with a session of `process.rs` outside of any agent: its exit code and its words.
+async fn run_rank(exe: std::path::PathBuf, env: &[(&str, &str)]) -> (i32, String) {
+    let mut process = std::process::Command::new(exe);
+    process.args(["--exact", "process::rank_process", "--nocapture"]).envs(env.iter().copied());
+    let output = tokio::task::spawn_blocking(move || process.output()).await.expect("a thread").expect("a process");
+    (output.status.code().unwrap_or(-1), String::from_utf8_lossy(&output.stderr).into_owned())
+}

@@ -1,0 +1,206 @@
+//! Standbys, the store's helper and the head's services.
+
+use std::io::Read;
+use std::net::TcpStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use sky_monarch_core::protocol::{Event, GroupPlan, RankCommand};
+
+use crate::scenario;
+use crate::scene::*;
+
+/// The standby's side of its contract, in the fewest words.
+const WORKER: &str = r#"
+import importlib, json, os, runpy, sys
+standby, preload, dashes, python, *words = sys.argv[1:]
+assert (standby, dashes) == ("--standby", "--")
+for name in filter(None, preload.removeprefix("--preload=").split(",")):
+    importlib.import_module(name)
+os.write(3, b"ready\n")
+line = os.fdopen(3, "rb").readline()
+if not line:
+    sys.exit(0)
+os.environ.update(json.loads(line)["env"])
+sys.argv = words
+sys.path.insert(0, os.path.dirname(os.path.abspath(sys.argv[0])))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"#;
+
+/// The helper's side of its contract: answers each connection with the id of its store.
+const STORE: &str = r#"
+import array, socket, threading
+control = socket.socket(fileno=3)
+while True:
+    data, fds, _, _ = socket.recv_fds(control, 4096, 1)
+    if not data:
+        break
+    word, name = data.decode().split()
+    if word == "open":
+        listener = socket.socket(fileno=fds[0])
+        listener.setblocking(True)
+        def serve(listener=listener, name=name):
+            while True:
+                peer, _ = listener.accept()
+                peer.sendall(b"store " + name.encode())
+                peer.close()
+        threading.Thread(target=serve, daemon=True).start()
+        control.send(f"ready {name}\n".encode())
+"#;
+
+fn python_tree(folder: &Path) {
+    for (name, text) in [
+        ("sky_monarch/__init__.py", ""),
+        ("sky_monarch/worker.py", WORKER),
+        ("sky_monarch/training/__init__.py", ""),
+        ("sky_monarch/training/store.py", STORE),
+        ("slow_module.py", "import time; time.sleep(1.0)"),
+        (
+            "train.py",
+            "import os, time, slow_module\nopen('up-' + os.environ['SKY_MONARCH_GENERATION'], 'w').write(\
+             os.environ['RANK'] + ' ' + os.environ['MASTER_PORT'])\ntime.sleep(1000)",
+        ),
+    ] {
+        let path = folder.join(name);
+        std::fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+        std::fs::write(path, text).expect("a file");
+    }
+}
+
+fn python(scene: &Scene) -> GroupPlan {
+    python_tree(scene.folder.path());
+    let mut plan = shell(0, "");
+    plan.workdir = scene.folder.path().to_string_lossy().into_owned();
+    plan.envs.insert("PYTHONPATH".into(), plan.workdir.clone());
+    plan.command = RankCommand::Exec { argv: ["python3", "train.py"].map(str::to_owned).to_vec() };
+    plan
+}
+
+scenario!(a_standby_takes_over_faster_than_a_cold_start, drop_restart);
+async fn a_standby_takes_over_faster_than_a_cold_start(mutant: Option<&'static str>) -> Outcome {
+    let scene = Scene::new(mutant).await;
+    let mut plan = python(&scene);
+    plan.recovery.standby = 1;
+    plan.preload = vec!["slow_module".into()];
+    scene.send(start(plan)).await;
+    let first = scene.spawned(0, 0, 1).await?;
+    let standby = scene
+        .event("a standby is ready", |e| if let Event::StandbyReady { pid, .. } = e { Some(*pid) } else { None })
+        .await?;
+    eventually("the rank is up", SOON, || scene.path("up-1").exists()).await?;
+    let killed = Instant::now();
+    kill(first, libc::SIGKILL);
+    let soon = if mutant.is_some() { Duration::from_secs(4) } else { SOON };
+    eventually("the next one is up", soon, || scene.path("up-2").exists()).await?;
+    let took = killed.elapsed();
+    let warm = scene
+        .event("a rank that was a standby", |e| match e {
+            Event::RankSpawned { generation: 2, warm, pid, .. } => Some(*warm && *pid == standby),
+            _ => None,
+        })
+        .await?;
+    ensure(warm && took < Duration::from_millis(900), format!("warm: {warm}, {took:?}; a cold start takes a second"))?;
+    let up = std::fs::read_to_string(scene.path("up-2")).expect("a file");
+    ensure(up.starts_with("0 ") && !up.ends_with(" 0"), format!("final values arrived: {up}"))?;
+    let next = |e: &Event| if let Event::StandbyReady { pid, .. } = e { (*pid != standby).then_some(()) } else { None };
+    scene.event("the slot has a new standby", next).await?;
+    scene.send(stop(0)).await;
+    scene.event("it is stopped", |e| matches!(e, Event::GroupStopped { .. }).then_some(())).await?;
+    eventually("the standby is gone too", SOON, || marked(&scene.run_id).is_empty()).await
+}
+
+scenario!(standbys_that_cannot_live_are_not_tried_for_ever);
+async fn standbys_that_cannot_live_are_not_tried_for_ever(mutant: Option<&'static str>) -> Outcome {
+    let scene = Scene::new(mutant).await;
+    let mut plan = python(&scene);
+    plan.recovery.standby = 1;
+    plan.preload = vec!["no_such_module".into()];
+    scene.send(start(plan)).await;
+    scene
+        .event("the reason is told", |e| match e {
+            Event::Notice { message, .. } => message.contains("no_such_module").then_some(()),
+            _ => None,
+        })
+        .await?;
+    let pid = scene.spawned(0, 0, 1).await?;
+    kill(pid, libc::SIGKILL);
+    scene.spawned(0, 0, 2).await.map(drop)
+}
+
+scenario!(the_first_connection_to_the_master_port_starts_the_store);
+async fn the_first_connection_to_the_master_port_starts_the_store(mutant: Option<&'static str>) -> Outcome {
+    let scene = Scene::new(mutant).await;
+    scene.send(start(python(&scene))).await;
+    let first = scene.spawned(0, 0, 1).await?;
+    eventually("the rank is up", SOON, || scene.path("up-1").exists()).await?;
+    ensure(!scene.path("logs/store").exists(), "no helper before somebody asks")?;
+    let port = |name: &str| {
+        let text = std::fs::read_to_string(scene.path(name)).expect("a file");
+        text.split(' ').nth(1).and_then(|port| port.parse::<u16>().ok()).expect("a port")
+    };
+    let ask = |port: u16| {
+        let mut stream = TcpStream::connect(("127.0.0.1", port)).map_err(|e| e.to_string())?;
+        stream.set_read_timeout(Some(SOON)).map_err(|e| e.to_string())?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text).map_err(|e| e.to_string())?;
+        Ok::<_, String>(text)
+    };
+    let old = port("up-1");
+    ensure(ask(old)? == "store 1" && ask(old)? == "store 1", "the helper serves the socket itself")?;
+    kill(first, libc::SIGKILL);
+    eventually("the next one is up", SOON, || scene.path("up-2").exists()).await?;
+    ensure(ask(port("up-2"))? == "store 2", "each generation has its own")
+}
+
+scenario!(services_are_kept_alive_on_an_open_socket);
+async fn services_are_kept_alive_on_an_open_socket(mutant: Option<&'static str>) -> Outcome {
+    let script = r#"
+import os, socket
+s = socket.socket(fileno=int(os.environ["SKY_MONARCH_LISTEN_FD"]))
+while True:
+    peer, _ = s.accept()
+    peer.sendall(str(os.getpid()).encode() + b" " + os.environ["SKY_MONARCH_DEMO_ADDR"].encode())
+    peer.close()
+"#;
+    let mut scene = Scene::with(mutant, |config| {
+        let dir = config["run_dir"].as_str().unwrap_or_default().to_owned();
+        config["services"] = serde_json::json!([
+            {"name": "demo", "argv": ["python3", "-c", script], "env": {}, "log": format!("{dir}/demo.log"),
+             "pid_file": format!("{dir}/demo.pid"), "listen": "127.0.0.1:0", "listen_env": "fd"},
+            {"name": "other", "argv": ["bash", "-c", "echo $SKY_MONARCH_DEMO_ADDR > addr.new; mv addr.new addr; sleep 1000"],
+             "env": {}, "log": format!("{dir}/other.log"), "pid_file": format!("{dir}/other.pid")},
+        ]);
+        for service in config["services"].as_array_mut().expect("a list") {
+            let script = service["argv"][2].as_str().unwrap_or_default().to_owned();
+            service["argv"][2] = script.replace(" addr", &format!(" {dir}/addr")).into();
+        }
+    })
+    .await;
+    eventually("the address is told to all", SOON, || scene.path("addr").exists()).await?;
+    let address = std::fs::read_to_string(scene.path("addr")).expect("a file").trim().to_owned();
+    let ask = || {
+        let mut text = String::new();
+        let mut stream = TcpStream::connect(&address).map_err(|e| format!("refused: {e}"))?;
+        stream.set_read_timeout(Some(SOON)).map_err(|e| e.to_string())?;
+        stream.read_to_string(&mut text).map_err(|e| e.to_string())?;
+        let (pid, told) = text.split_once(' ').ok_or("no answer")?;
+        ensure(told == address, told)?;
+        pid.parse::<u32>().map_err(|e| e.to_string())
+    };
+    let first = ask()?;
+    for _ in 0..3 {
+        let before = ask()?;
+        kill(before, libc::SIGKILL);
+        eventually("it is dead", SOON, || !alive(before)).await?;
+        // No refused connect while it is down: the socket is the agent's.
+        ensure(ask()? != before, "a new process answers")?;
+    }
+    let file = std::fs::read_to_string(scene.path("demo.pid")).map_err(|e| e.to_string())?;
+    let named: serde_json::Value = serde_json::from_str(&file).map_err(|e| e.to_string())?;
+    ensure(named["pid"] == ask()? && named["pid"] != first && named["start_ticks"].as_u64() > Some(0), file)?;
+    scene
+        .send(sky_monarch_core::protocol::Command::Shutdown { grace_s: 1.0, reason: "down".into() })
+        .await;
+    scene.agent_exit().await?;
+    ensure(marked(&scene.run_id).is_empty(), "no service is left")
+}

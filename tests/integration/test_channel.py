@@ -1,0 +1,555 @@
+"""Agent, controller and session over real sockets; the other end is written by hand, and sometimes rude."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sky_monarch import errors
+from tests.support import wire
+from tests.support.waiting import eventually
+
+pytest.importorskip("sky_monarch._core", reason="the extension is not built")
+
+from sky_monarch.actors import AgentClient, ChannelServer
+from sky_monarch.actors.channel_server import ChannelEvent
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "c.sock"
+
+
+@pytest.fixture
+def server(path: Path) -> Iterator[ChannelServer]:
+    with ChannelServer(f"unix:{path}", "token", "run-1") as server:
+        yield server
+
+
+class Inbox:
+    """What a server has drained so far, waited for as an event loop would."""
+
+    def __init__(self, server: ChannelServer) -> None:
+        self.server, self.events = server, list[ChannelEvent]()
+
+    def next(self) -> ChannelEvent:
+        deadline = time.monotonic() + 20
+        while not self.events:
+            left = deadline - time.monotonic()
+            assert left > 0, "nothing arrived"
+            assert select.select([self.server.fileno()], [], [], left)[0], "nothing arrived"
+            self.events = self.server.drain()
+        return self.events.pop(0)
+
+
+class Listener:
+    """An agent's socket, served by hand."""
+
+    def __init__(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.settimeout(20)
+        self.socket.bind(str(path))
+        self.socket.listen()
+
+    def accept(self, refused: str | None = None) -> tuple[wire.Peer, dict[str, Any]]:
+        peer = wire.Peer(self.socket.accept()[0])
+        hello = peer.recv()
+        peer.send({"version": wire.PROTOCOL_VERSION, "refused": refused})
+        return peer, hello
+
+    def __enter__(self) -> Listener:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.socket.close()
+
+
+def connect(path: Path, *, timeout_s: float = 20, target_step: int | None = 9) -> AgentClient:
+    return AgentClient(
+        f"unix:{path}",
+        "token",
+        "run-1",
+        replica=1,
+        rank=0,
+        generation=3,
+        target_step=target_step,
+        timeout_s=timeout_s,
+    )
+
+
+def connected(listener: Listener, path: Path) -> tuple[AgentClient, wire.Peer, dict[str, Any]]:
+    made: list[AgentClient] = []
+    thread = threading.Thread(target=lambda: made.append(connect(path)))
+    thread.start()
+    peer, hello = listener.accept()
+    thread.join(20)
+    return made[0], peer, hello
+
+
+def welcomed(path: Path, **about: Any) -> wire.Peer:
+    peer = wire.Peer.dial(path)
+    peer.send(wire.hello(wire.agent(**about)))
+    assert peer.recv() == {"version": 1, "refused": None}
+    return peer
+
+
+# --- the controller's end ------------------------------------------------------------------------
+
+
+def test_an_agent_is_heard_and_answered(server: ChannelServer, path: Path) -> None:
+    inbox = Inbox(server)
+    assert server.address == f"unix:{path}"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    groups = [{"replica": 1, "generation": 3, "state": "running", "restarts": 1, "pids": {0: 42}}]
+    with welcomed(path, groups=groups) as peer:
+        opened = inbox.next()
+        assert (opened.kind, opened.data) == ("opened", wire.agent(groups=groups))
+        assert "token" not in opened.data
+
+        # Fields of a newer agent are ignored; bytes stay bytes.
+        stamped = {
+            "type": "event",
+            "seq": 1,
+            "mono_ns": 2,
+            "wall_ms": 3,
+            "event": "rank_exited",
+            "replica": 1,
+        }
+        stamped |= {
+            "rank": 0,
+            "generation": 3,
+            "pid": 42,
+            "exit": {"signal": 9},
+            "collateral": False,
+            "oom": False,
+        }
+        stamped |= {"tail": ["the last line"]}
+        peer.send({**stamped, "invented_later": [1, 2]})
+        message = inbox.next()
+        assert (message.connection, message.kind, message.data) == (opened.connection, "message", stamped)
+        peer.send({"type": "log_chunk", "request": 5, "offset": 0, "data": b"\xff\n", "eof": True})
+        assert inbox.next().data["data"] == b"\xff\n"
+        peer.send(
+            {
+                "type": "progress",
+                "slot": {"replica": 1, "rank": 0},
+                "generation": 3,
+                "mono_ns": 1,
+                "step": 4,
+                "metrics": {"loss": 2.5},
+            }
+        )
+        progress = inbox.next().data
+        assert (progress["step"], progress["metrics"], progress["quorum_id"]) == (4, {"loss": 2.5}, None)
+
+        server.send(opened.connection, {"type": "ack", "seq": 1})
+        assert peer.recv() == {"type": "ack", "seq": 1}
+        server.send(opened.connection, {"type": "stop_group", "replica": 1, "grace_s": 2, "reason": "ü"})
+        assert peer.recv() == {"type": "stop_group", "replica": 1, "grace_s": 2.0, "reason": "ü"}
+    closed = inbox.next()
+    assert (closed.connection, closed.kind) == (opened.connection, "closed")
+    assert "the peer closed" in closed.data
+    with pytest.raises(errors.ChannelClosedError, match="gone"):
+        server.send(opened.connection, {"type": "release"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"version": 2}, "version 2, this side speaks 1"),
+        ({"version": 0}, "version 0, this side speaks 1"),
+        ({"token": "guess"}, "the token is not this run's"),
+        ({"token": ""}, "the token is not this run's"),
+        ({"run_id": "run-2"}, 'this is run "run-1", not "run-2"'),
+    ],
+)
+def test_a_stranger_is_refused_in_words(
+    server: ChannelServer, path: Path, changes: dict[str, Any], words: str
+) -> None:
+    with wire.Peer.dial(path) as peer:
+        peer.send(wire.hello(wire.agent(), **changes))
+        answer = peer.recv()
+        assert words in answer["refused"]
+        assert peer.recv() is None, "and hung up on"
+    assert server.drain() == []
+
+
+@pytest.mark.parametrize(
+    "rude",
+    [
+        struct.pack("<I", 0xFFFFFFFF),
+        struct.pack("<I", 64 << 20) + b"\x01",
+        struct.pack("<IB", 40, 7),
+        struct.pack("<I", 0),
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        wire.frame([1, 2, 3]),
+        wire.frame({"version": 1}),
+        os.urandom(200),
+    ],
+)
+def test_bytes_that_are_no_hello_end_their_own_connection_only(
+    server: ChannelServer, path: Path, rude: bytes
+) -> None:
+    with wire.Peer.dial(path) as bad, welcomed(path) as good:
+        opened = Inbox(server).next()
+        bad.socket.sendall(rude)
+        bad.socket.shutdown(socket.SHUT_WR)
+        while bad.socket.recv(4096):
+            pass
+        server.send(opened.connection, {"type": "release"})
+        assert good.recv() == {"type": "release"}
+
+
+def test_a_frame_over_the_bound_ends_the_connection_and_says_so(server: ChannelServer, path: Path) -> None:
+    inbox = Inbox(server)
+    with welcomed(path) as peer:
+        inbox.next()
+        peer.socket.sendall(struct.pack("<I", 17 << 20))
+        closed = inbox.next()
+        assert closed.kind == "closed"
+        assert f"{17 << 20} bytes; {16 << 20} are allowed" in closed.data
+
+
+def test_a_silent_dialler_is_hung_up_on_and_holds_nobody_up(server: ChannelServer, path: Path) -> None:
+    started = time.monotonic()
+    silent = [wire.Peer.dial(path) for _ in range(3)]
+    with welcomed(path):
+        assert Inbox(server).next().kind == "opened"
+        assert time.monotonic() - started < 4
+    for peer in silent:
+        assert peer.recv() is None
+        peer.close()
+    assert time.monotonic() - started < 15
+
+
+def test_a_controller_that_does_not_drain_slows_the_agent_and_loses_nothing(
+    server: ChannelServer, path: Path
+) -> None:
+    inbox, count = Inbox(server), 6000
+    chunk = {"type": "log_chunk", "offset": 0, "data": b"x" * 10_000, "eof": False}
+    with welcomed(path) as peer:
+        sent = 0
+
+        def send_all() -> None:
+            nonlocal sent
+            for request in range(count):
+                peer.send({**chunk, "request": request})
+                sent = request + 1
+
+        thread = threading.Thread(target=send_all)
+        thread.start()
+        at_rest = -1
+        while at_rest != sent or sent == 0:
+            at_rest = sent
+            time.sleep(0.3)
+        assert at_rest < count, "60 MB went into a queue that nobody reads"
+        assert inbox.next().kind == "opened"
+        for request in range(count):
+            assert inbox.next().data["request"] == request
+        thread.join(20)
+        assert sent == count
+
+
+def test_an_agent_that_does_not_read_fills_its_own_queue_only(server: ChannelServer, path: Path) -> None:
+    inbox = Inbox(server)
+    with welcomed(path) as deaf:
+        first = inbox.next().connection
+        good = welcomed(path)
+        second = inbox.next().connection
+        fat = {"type": "stop_group", "replica": 0, "grace_s": 1, "reason": "x" * 100_000}
+
+        def fill(connection: int) -> int:
+            full, queued = "", 0
+            while not full and queued < 100_000:
+                try:
+                    server.send(connection, fat)
+                    queued += 1
+                except errors.FrameTooLargeError as error:
+                    full = str(error)
+            assert "does not keep up" in full
+            return queued
+
+        assert fill(first) > 10
+        server.send(second, {"type": "release"})
+        assert good.recv() == {"type": "release"}
+        assert deaf.recv()["type"] == "stop_group"
+        good.close()
+
+
+def test_a_command_that_is_none_is_refused_and_harms_nothing(server: ChannelServer, path: Path) -> None:
+    with welcomed(path) as peer:
+        connection = Inbox(server).next().connection
+        for wrong in [
+            {},
+            {"type": "explode"},
+            {"type": "ack"},
+            {"type": "ack", "seq": -1},
+            {"type": "ack", "seq": "1"},
+        ]:
+            with pytest.raises(errors.ConfigError, match="no command"):
+                server.send(connection, wrong)
+        server.send(connection, {"type": "ack", "seq": 2**63})
+        assert peer.recv() == {"type": "ack", "seq": 2**63}
+
+
+def test_a_session_that_dials_the_controller_is_told_where_to_go(server: ChannelServer, path: Path) -> None:
+    with pytest.raises(errors.PeerRefusedError, match="sessions dial their agent"):
+        connect(path)
+
+
+def test_an_address_in_use_is_refused_and_a_dead_one_is_taken_over(path: Path, server: ChannelServer) -> None:
+    with pytest.raises(errors.SystemCallError, match="in use"):
+        ChannelServer(f"unix:{path}", "token", "run-1")
+    server.close()
+    server.close()
+    assert not path.exists()
+    with pytest.raises(errors.ChannelClosedError):
+        server.drain()
+    dead = socket.socket(socket.AF_UNIX)
+    dead.bind(str(path))
+    dead.close()
+    with ChannelServer(f"unix:{path}", "token", "run-1"), welcomed(path):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("address", "token"),
+    [("unix:relative", "t"), ("tcp:0.0.0.0:1", "t"), ("unix:/nowhere/x", "t"), ("", "t"), (None, "")],
+)
+def test_an_address_or_token_that_cannot_be_used_is_refused(
+    path: Path, address: str | None, token: str
+) -> None:
+    with pytest.raises(errors.ConfigError):
+        ChannelServer(f"unix:{path}" if address is None else address, token, "run-1")
+    assert not path.exists()
+
+
+# --- the session's end ---------------------------------------------------------------------------
+
+
+def test_a_session_reports_and_hears(path: Path) -> None:
+    with Listener(path) as listener:
+        client, peer, hello = connected(listener, path)
+        assert hello == wire.hello(
+            {
+                "role": "session",
+                "slot": {"replica": 1, "rank": 0},
+                "generation": 3,
+                "pid": os.getpid(),
+                "target_step": 9,
+            }
+        )
+        with client:
+            client.committed(4, quorum_id=2, participants=3, metrics={"loss": 2, "lr": 0.5})
+            assert peer.recv() == {
+                "type": "committed",
+                "step": 4,
+                "quorum_id": 2,
+                "participants": 3,
+                "metrics": {"loss": 2.0, "lr": 0.5},
+            }
+            assert client.recv(timeout_s=0) is None
+            peer.send({"type": "dead", "quorum_id": 7, "invented_later": {}})
+            assert client.recv(timeout_s=20) == {"type": "dead", "quorum_id": 7}
+            peer.send({"type": "inject", "fault": "oom"})
+            assert client.recv(timeout_s=20) == {"type": "inject", "fault": "oom"}
+            client.done(9)
+        assert peer.recv() == {"type": "done", "step": 9}
+        assert peer.recv() is None
+        peer.close()
+    for call in (lambda: client.done(9), lambda: client.recv(1), lambda: client.committed(1)):
+        with pytest.raises(errors.ChannelClosedError):
+            call()
+
+
+def test_a_session_comes_back_and_says_the_latest_again(path: Path) -> None:
+    with Listener(path) as listener:
+        client, peer, _ = connected(listener, path)
+        client.committed(1)
+        assert peer.recv()["step"] == 1
+        peer.close()
+    client.committed(2)
+    client.committed(3)
+    assert client.recv(timeout_s=0.2) is None, "an agent that is away is no error"
+    with Listener(path) as listener:
+        peer, hello = listener.accept()
+        assert hello["peer"]["generation"] == 3
+        assert peer.recv()["step"] == 3
+        peer.send({"type": "release"})
+        assert client.recv(timeout_s=20) == {"type": "release"}
+        client.close()
+        peer.close()
+
+
+def test_a_session_of_an_older_generation_is_refused_for_good(path: Path) -> None:
+    with Listener(path) as listener:
+        client, peer, _ = connected(listener, path)
+        peer.close()
+        listener.accept(refused="generation 4 has taken its place")[0].close()
+        with pytest.raises(errors.PeerRefusedError, match="generation 4 has taken its place"):
+            client.recv(timeout_s=20)
+        with pytest.raises(errors.PeerRefusedError):
+            client.committed(5)
+        client.close()
+
+
+def test_an_agent_of_another_version_is_refused_naming_both(path: Path) -> None:
+    with Listener(path) as listener:
+
+        def answer() -> None:
+            peer = wire.Peer(listener.socket.accept()[0])
+            peer.recv()
+            peer.send({"version": 5, "refused": None})
+            peer.close()
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(errors.PeerRefusedError, match="version 5, this side speaks 1"):
+            connect(path)
+        thread.join(20)
+
+
+def test_an_agent_that_never_answers_costs_the_timeout_and_no_more(path: Path) -> None:
+    started = time.monotonic()
+    with pytest.raises(errors.ChannelTimeoutError, match=r"c\.sock"):
+        connect(path, timeout_s=0.3)
+    with Listener(path), pytest.raises(errors.ChannelTimeoutError, match="no answer"):
+        connect(path, timeout_s=0.3)
+    assert 0.6 <= time.monotonic() - started < 10
+
+
+def test_another_python_thread_runs_while_one_waits(path: Path) -> None:
+    with Listener(path) as listener:
+        client, peer, _ = connected(listener, path)
+        ticks = 0
+        thread = threading.Thread(target=lambda: client.recv(timeout_s=1))
+        thread.start()
+        while thread.is_alive():
+            ticks += 1
+            time.sleep(0.01)
+        assert ticks > 20
+        client.close()
+        peer.close()
+
+
+def test_a_session_started_by_no_agent_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SKY_MONARCH_AGENT", raising=False)
+    with pytest.raises(errors.ConfigError, match="SKY_MONARCH_AGENT is not set") as raised:
+        AgentClient.from_env()
+    assert "sky-monarch up" in str(raised.value.hint)
+
+
+IN_A_PROCESS = """
+import os, sys, time
+from sky_monarch.actors import AgentClient
+from sky_monarch import errors
+client = AgentClient.from_env(timeout_s=20)
+"""
+
+
+def start(path: Path, code: str) -> subprocess.Popen[str]:
+    env = {**os.environ, "SKY_MONARCH_AGENT": f"unix:{path}", "SKY_MONARCH_TOKEN": "token"}
+    env |= {"SKY_MONARCH_RUN_ID": "run-1", "SKY_MONARCH_REPLICA": "1", "SKY_MONARCH_RANK": "0"}
+    env |= {"SKY_MONARCH_GENERATION": "3", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return subprocess.Popen(
+        [sys.executable, "-c", IN_A_PROCESS + code], env=env, stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_a_process_that_ends_without_a_close_still_says_its_last_word(path: Path) -> None:
+    with Listener(path) as listener, start(path, "client.committed(9); client.done(9)") as process:
+        peer, _ = listener.accept()
+        assert peer.recv()["step"] == 9
+        assert peer.recv() == {"type": "done", "step": 9}
+        assert peer.recv() is None
+        assert process.wait(20) == 0
+        peer.close()
+
+
+def test_ctrl_c_ends_a_wait_at_once(path: Path) -> None:
+    code = """
+import threading
+try:
+    # From another thread, so that the main one is in its wait by then.
+    threading.Timer(0.2, lambda: print("waiting", flush=True)).start()
+    client.recv(timeout_s=60)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    client.close()
+"""
+    with Listener(path) as listener, start(path, code) as process:
+        peer, _ = listener.accept()
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waiting\n"
+        process.send_signal(signal.SIGINT)
+        started = time.monotonic()
+        assert process.stdout.readline() == "interrupted\n"
+        assert time.monotonic() - started < 2
+        assert process.wait(20) == 0
+        peer.close()
+
+
+def test_a_forked_child_gets_an_error_not_a_hang_and_can_make_its_own(path: Path) -> None:
+    code = """
+pid = os.fork()
+if pid == 0:
+    try:
+        client.committed(1)
+    except errors.ChannelClosedError as error:
+        assert "does not survive a fork" in str(error)
+    else:
+        os._exit(3)
+    client.close()
+    del client
+    own = AgentClient.from_env(timeout_s=20)
+    own.committed(2)
+    own.close()
+    os._exit(0)
+code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+client.committed(5)
+client.close()
+sys.exit(code)
+"""
+    with Listener(path) as listener, start(path, code) as process:
+        parent, _ = listener.accept()
+        child, _ = listener.accept()
+        assert child.recv()["step"] == 2
+        assert child.recv() is None
+        assert parent.recv()["step"] == 5
+        child.close()
+        parent.close()
+        assert process.wait(20) == 0
+
+
+def test_a_process_that_dies_is_noticed_at_once_and_leaves_the_socket_to_the_next(path: Path) -> None:
+    code = f"""
+from sky_monarch.actors import ChannelServer
+server = ChannelServer("unix:{path}.2", "token", "run-1")
+print("up", flush=True)
+time.sleep(60)
+"""
+    with Listener(path) as listener, start(path, code) as process:
+        peer, _ = listener.accept()
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        process.kill()
+        assert peer.recv() is None
+        process.wait(20)
+        peer.close()
+    assert Path(f"{path}.2").exists(), "SIGKILL leaves the path"
+    with ChannelServer(f"unix:{path}.2", "token", "run-1") as server:
+        assert eventually(lambda: server.drain() == [], within_s=1)

@@ -1,0 +1,133 @@
+"""What imports cost, and what they may not touch."""
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sky_monarch
+from sky_monarch import cli
+
+HEAVY = {"sky", "torch", "torchft", "httpx", "pydantic", "numpy", "rich", "ruamel", "starlette", "uvicorn"}
+
+BARE_APP = """
+import typer
+app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
+def make(number):
+    def command(
+        a: str = typer.Argument(help="An argument."),
+        b: int = typer.Option(1, help="An option."),
+        c: bool = typer.Option(False, help="An option."),
+        d: list[str] = typer.Option([], help="An option."),
+    ) -> None:
+        "Do something that one line describes."
+    app.command(f"command{number}")(command)
+for number in range(11):
+    make(number)
+app()
+"""
+
+
+def child(code, *arguments, **options):
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60, **options
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def modules_after(code):
+    out = child(f"import sys, json\n{code}\nprint(); print(json.dumps(sorted(sys.modules)))")
+    return set(json.loads(out.splitlines()[-1]))
+
+
+def help_of(*words):
+    return (
+        "from sky_monarch.cli import app\n"
+        f"try: app({list(words)!r})\nexcept SystemExit as leaving: assert leaving.code == 0"
+    )
+
+
+@pytest.mark.parametrize("words", [["--help"], ["up", "--help"], ["status", "--help"], ["--version"]])
+def test_help_imports_nothing_heavy(words):
+    loaded = modules_after(help_of(*words))
+    typers_own = set() if words == ["--help"] else {"pydantic"}  # typer converts parameters with it
+    assert not (HEAVY - typers_own) & loaded
+    assert not {name for name in loaded if name.startswith(("sky_monarch.sdk", "sky_monarch.config.spec"))}
+    assert "sky_monarch._core" not in loaded
+
+
+def test_importing_the_package_loads_nothing_of_it():
+    loaded = modules_after("import sky_monarch")
+    assert {name for name in loaded if name.startswith("sky_monarch.")} == set()
+    assert not HEAVY & loaded
+
+
+@pytest.mark.parametrize(
+    "package", ["sky_monarch.sdk", "sky_monarch.sdk.aio", "sky_monarch.launch.local", "sky_monarch.cli"]
+)
+def test_launchers_import_where_the_compiled_core_is_absent(package):
+    hide = (
+        "import sys\nclass Hide:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] in ('torch', 'torchft', 'sky') or name == 'sky_monarch._core':\n"
+        "            raise ModuleNotFoundError(name)\n"
+        "sys.meta_path.insert(0, Hide())\n"
+    )
+    loaded = modules_after(f"{hide}import {package}")
+    assert not {"httpx", "pydantic"} & loaded, "what the CLI reaches imports them when they are used"
+
+
+def test_every_public_name_is_sorted_importable_and_at_home():
+    assert sky_monarch.__all__ == sorted(sky_monarch.__all__)
+    for name in sky_monarch.__all__:
+        assert getattr(sky_monarch, name) is not None
+        assert name in dir(sky_monarch)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        sky_monarch.nothing  # noqa: B018
+
+
+def test_the_version_is_the_one_of_the_distribution():
+    text = Path(sky_monarch.__file__).parents[1].joinpath("pyproject.toml").read_text()
+    assert f'version = "{sky_monarch.__version__}"' in text
+
+
+def test_each_command_has_a_module_and_a_help_text():
+    commands = {command.name: command for command in cli.app.registered_commands}
+    assert {"up", "status", "logs", "events", "down", "validate", "init", "attach"} < set(commands)
+    assert {name for name, command in commands.items() if command.hidden} == {
+        "agent",
+        "controller",
+        "lighthouse",
+    }
+    for name, command in commands.items():
+        assert command.callback.__doc__
+        if not command.hidden:
+            assert importlib.import_module(f"sky_monarch.cli.{name}")
+
+
+def cpu_s(*arguments):
+    code = (
+        "import resource, subprocess, sys\n"
+        "subprocess.run([sys.executable, *sys.argv[1:]], check=True, stdout=subprocess.DEVNULL)\n"
+        "used = resource.getrusage(resource.RUSAGE_CHILDREN)\nprint(used.ru_utime + used.ru_stime)"
+    )
+    return float(child(code, *arguments))
+
+
+def test_help_costs_at_most_1_3_times_a_bare_typer_app_of_equal_size(tmp_path):
+    bare = tmp_path / "bare.py"
+    bare.write_text(BARE_APP)
+    for arguments in ([str(bare), "--help"], ["-m", "sky_monarch", "--help"]):
+        cpu_s(*arguments)  # compiles
+    pairs = [(cpu_s("-m", "sky_monarch", "--help"), cpu_s(str(bare), "--help")) for _ in range(7)]
+    ours, theirs = min(pair[0] for pair in pairs), min(pair[1] for pair in pairs)
+    assert ours <= 1.3 * theirs, pairs
+
+
+def test_importing_the_package_costs_at_most_30_ms_of_cpu():
+    code = "import time; a = time.process_time(); import sky_monarch; print(time.process_time() - a)"
+    assert min(float(child(code)) for _ in range(5)) <= 0.030
