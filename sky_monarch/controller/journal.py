@@ -157,5 +157,5 @@ def _read(db: sqlite3.Connection, after: int, limit: int) -> list[dict[str, Any]
 
 
 def _with_id(number: int, event: Mapping[str, Any]) -> dict[str, Any]:
-    """The event with its place in the journal first; a field of that name in the event itself does not count."""
+    """The event with its place in the journal, which wins over a field of that name in the event."""
     return {"id": number, **event} | {"id": number}
