@@ -120,7 +120,7 @@ class Journal:
         if row is None:
             return None
         self._last_id = row[0]
-        return {"id": row[0], **event}
+        return _with_id(row[0], event)
 
     def last_seq(self, incarnation: int) -> int:
         """Highest sequence number stored of an agent; 0 where there is none."""
@@ -153,4 +153,9 @@ def read_events(path: Path, after: int = 0, limit: int = 1000) -> list[dict[str,
 
 def _read(db: sqlite3.Connection, after: int, limit: int) -> list[dict[str, Any]]:
     rows = db.execute("SELECT id, event FROM events WHERE id > ? ORDER BY id LIMIT ?", (after, limit))
-    return [{"id": number, **json.loads(event)} for number, event in rows]
+    return [_with_id(number, json.loads(event)) for number, event in rows]
+
+
+def _with_id(number: int, event: Mapping[str, Any]) -> dict[str, Any]:
+    """The event with its place in the journal, which wins over a field of that name in the event."""
+    return {"id": number, **event} | {"id": number}

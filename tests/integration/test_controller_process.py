@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sky_monarch.actors.channel_client import ChannelClient
-from sky_monarch.errors import ChannelClosedError, ChannelError, PeerRefusedError
+from sky_monarch.errors import PeerRefusedError
 from tests.support.controllers import RUN_ID, TOKEN, ControllerRun, ScriptedAgent, controller
 from tests.support.waiting import eventually
 
@@ -115,14 +115,11 @@ def shared_run(tmp_path_factory: pytest.TempPathFactory):
         ("POST", "/v1/down", b'{"reason": 7}', 400),
         ("POST", "/v1/down", b" " * 100_000, 400),
         ("POST", "/v1/status", None, 400),
-        ("GET", "/v1/logs/raw?replica=0&rank=0&generation=1", None, 409),
     ],
 )
 def test_bad_requests_are_refused_in_json_and_do_nothing(
     shared_run: ControllerRun, method: str, path: str, body: bytes | None, status: int
 ) -> None:
-    if status == 409:
-        pytest.skip("no generation has begun here: nothing to ask an agent for")
     with shared_run.client() as client:
         response = client.request(method, path, content=body)
     assert response.status_code == status, response.text
@@ -159,7 +156,11 @@ def test_a_killed_controller_comes_back_and_adopts_the_live_groups(
     assert agent.commands == [], "nothing was started, stopped or restarted"
     (record,) = status["recoveries"]
     assert (record["replica"], record["generation"], record["next_generation"]) == (2, 1, 2)
-    assert (record["warm"], record["lost_steps"], record["cause"]) == (True, 2, "rank 0 was killed by SIGKILL")
+    assert (record["warm"], record["lost_steps"], record["cause"]) == (
+        True,
+        2,
+        "rank 0 was killed by SIGKILL",
+    )
     seen = [event["seq"] for event in run.events() if "seq" in event]
     assert seen == sorted(set(seen)), "nothing is lost and nothing is stored twice"
     assert len(seen) == agent.acked
@@ -191,18 +192,17 @@ def test_no_acked_event_is_lost_wherever_the_controller_is_killed(tmp_path: Path
     with controller(tmp_path) as run:
         agent = ScriptedAgent(run).connect()
         agent.told("start_group", 3)
-        for turn in range(6):
+        for turn in range(4):
             for number in range(40):
                 agent.event("notice", replica=None, message=f"{turn}:{number}")
             threading.Timer(0.003 * turn, run.process.kill).start()
-            with pytest.raises(ChannelError):
-                while True:
-                    agent.pump(0.2)
-                    agent.send({"type": "nothing"}) if run.process.poll() is not None else None
+            agent.dropped()
             run.process.wait(10)
             acked = agent.acked
             stored = sqlite3.connect(f"file:{run.folder / 'journal.db'}?mode=ro", uri=True)
-            seqs = [row[0] for row in stored.execute("SELECT seq FROM events WHERE seq IS NOT NULL ORDER BY seq")]
+            seqs = [
+                row[0] for row in stored.execute("SELECT seq FROM events WHERE seq IS NOT NULL ORDER BY seq")
+            ]
             stored.close()
             assert seqs == list(range(1, len(seqs) + 1)), "without gaps, once each"
             assert len(seqs) >= acked, "what was acked is stored"
@@ -210,8 +210,14 @@ def test_no_acked_event_is_lost_wherever_the_controller_is_killed(tmp_path: Path
             run.start()
             agent.connect()
             agent.all_acked()
-        messages = [event["message"] for event in run.events() if event["event"] == "notice" and ":" in event["message"]]
-        assert [m for m in messages if re.fullmatch(r"\d+:\d+", m)] == [f"{t}:{n}" for t in range(6) for n in range(40)]
+        messages = [
+            event["message"]
+            for event in run.events()
+            if event["event"] == "notice" and ":" in event["message"]
+        ]
+        assert [m for m in messages if re.fullmatch(r"\d+:\d+", m)] == [
+            f"{t}:{n}" for t in range(4) for n in range(40)
+        ]
         agent.close()
 
 
@@ -275,52 +281,57 @@ def test_a_spent_budget_fails_the_run_with_the_root_cause(tmp_path: Path) -> Non
         agent.told("shutdown")
         final = run.final
         assert (final["state"], final["exit_code"]) == ("FAILED", 4)
-        assert final["reason"].startswith("replica 1 was given up after 8 restarts: rank 0 was killed by SIGSEGV")
+        assert final["reason"].startswith(
+            "replica 1 was given up after 8 restarts: rank 0 was killed by SIGSEGV"
+        )
         assert final["recoveries"][0]["given_up"] is True
         agent.close()
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        7,
-        None,
-        [],
-        {},
-        {"type": "nonsense"},
-        {"type": "event"},
-        {"type": "event", "seq": -1, "mono_ns": 1, "wall_ms": 1, "event": "notice", "message": "x"},
-        {"type": "event", "seq": 1, "mono_ns": 1, "wall_ms": 1, "event": "first_commit"},
-        {
-            "type": "event",
-            "seq": 1,
-            "mono_ns": 1,
-            "wall_ms": 1,
-            "event": "first_commit",
-            "replica": 99,
-            "generation": 1,
-            "step": 1,
-        },
-        {"type": "progress", "slot": {"replica": 0, "rank": 99}, "generation": 1, "mono_ns": 1, "step": 1},
-        {"type": "log_chunk", "request": 1, "offset": 0, "data": "text", "eof": 3},
-    ],
-    ids=str,
-)
+HOSTILE: list[object] = [
+    7,
+    None,
+    [],
+    {},
+    {"type": "nonsense"},
+    {"type": "event"},
+    {"type": "event", "seq": -1, "mono_ns": 1, "wall_ms": 1, "event": "notice", "message": "x"},
+    {"type": "event", "seq": 1, "mono_ns": 1, "wall_ms": 1, "event": "first_commit"},
+    {
+        "type": "event",
+        "seq": 1,
+        "mono_ns": 1,
+        "wall_ms": 1,
+        "event": "first_commit",
+        "replica": 99,
+        "generation": 1,
+        "step": 1,
+    },
+    {"type": "progress", "slot": {"replica": 0, "rank": 99}, "generation": 1, "mono_ns": 1, "step": 1},
+    {"type": "log_chunk", "request": 1, "offset": 0, "data": "text", "eof": 3},
+]
+
+
 def test_a_peer_that_breaks_the_protocol_is_dropped_and_the_run_goes_on(
-    run: ControllerRun, agent: ScriptedAgent, message: object
+    run: ControllerRun, agent: ScriptedAgent
 ) -> None:
     trains(agent)
-    agent.send(message)
-    with pytest.raises(ChannelClosedError):
-        while True:
-            agent.pump(5)
-    agent.close()
-    agent.connect()
-    agent.commit(0, 7)
-    eventually(lambda: run.status()["groups"][0]["step"] == 7)
-    reasons = [event for event in run.events() if event["event"] in ("notice", "agent_disconnected")]
-    assert reasons, "somebody is told why"
+    for number, message in enumerate(HOSTILE):
+        before = len(reasons(run))
+        agent.send(message)
+        agent.dropped()
+        eventually(lambda before=before: len(reasons(run)) > before, what=f"somebody is told why: {message}")
+        agent.connect()
+        agent.commit(0, 7 + number)
+        eventually(lambda step=7 + number: run.status()["groups"][0]["step"] == step)
+    agent.pump(0.2)
+    assert agent.commands == [], "no group was touched"
+    assert run.process is not None
     assert run.process.poll() is None
+
+
+def reasons(run: ControllerRun) -> list[dict[str, Any]]:
+    return [event for event in run.events() if event["event"] in ("notice", "agent_disconnected")]
 
 
 @pytest.mark.parametrize(
@@ -338,10 +349,8 @@ def test_a_stranger_is_refused(run: ControllerRun, change: dict[str, Any], token
 
 
 def test_an_agent_of_an_unknown_host_is_dropped_with_a_notice(run: ControllerRun) -> None:
-    hello = {"role": "agent", "host": "elsewhere", "pid": 1, "incarnation": 5, "groups": []}
-    with ChannelClient(run.address, TOKEN, RUN_ID, hello, 5.0) as stranger, pytest.raises(ChannelClosedError):
-        while True:
-            stranger.recv(5)
+    stranger = ScriptedAgent(run, host="elsewhere").connect()
+    stranger.dropped()
     notices = eventually(lambda: [e for e in run.events() if e["event"] == "notice"])
     assert "elsewhere" in notices[0]["message"]
 
@@ -351,11 +360,8 @@ def test_a_second_agent_of_one_host_is_dropped_while_the_first_lives(
 ) -> None:
     trains(agent)
     second = ScriptedAgent(run).connect()
-    with pytest.raises(ChannelClosedError):
-        while True:
-            second.pump(5)
+    second.dropped()
     assert not second.commands
-    second.close()
     agent.commit(0, 9)
     eventually(lambda: run.status()["groups"][0]["step"] == 9)
 
@@ -417,7 +423,9 @@ def test_secrets_and_token_stay_out_of_everything_but_the_private_file(tmp_path:
         text = run.get("/v1/status").text + run.get("/v1/events").text
         cmdline = Path(f"/proc/{run.process.pid}/cmdline").read_bytes()
         agent.close()
-    for name in sorted(path for path in run.folder.rglob("*") if path.is_file() and path.name != "private.json"):
+    for name in sorted(
+        path for path in run.folder.rglob("*") if path.is_file() and path.name != "private.json"
+    ):
         content = name.read_bytes()
         assert b"canary" not in content, name
         assert TOKEN.encode() not in content, name

@@ -182,15 +182,16 @@ def controller(folder: Path, **options: Any) -> Iterator[ControllerRun]:
 
 
 class ScriptedAgent:
-    """An agent without processes: it says what the test wants said, in the agent's order and with its resends.
+    """An agent without processes: it says what the test wants said, and resends what was not acked.
 
     Attributes:
         groups: What it supervises, by replica: snapshots of the protocol.
         commands: Everything it was told, without acks.
     """
 
-    def __init__(self, run: ControllerRun, *, incarnation: int | None = None) -> None:
+    def __init__(self, run: ControllerRun, *, host: str = "local", incarnation: int | None = None) -> None:
         self.run = run
+        self.host = host
         self.incarnation = incarnation or random.getrandbits(63)
         self.groups: dict[int, dict[str, Any]] = {}
         self.commands: list[dict[str, Any]] = []
@@ -205,7 +206,7 @@ class ScriptedAgent:
         """Dial, as an agent does after any loss, and send again what was not acked."""
         hello = {
             "role": "agent",
-            "host": "local",
+            "host": self.host,
             "pid": os.getpid(),
             "incarnation": self.incarnation,
             "groups": list(self.groups.values()),
@@ -283,6 +284,19 @@ class ScriptedAgent:
         """Wait until the controller has everything."""
         self.serve(lambda: self.acked == self._seq)
 
+    def dropped(self) -> None:
+        """Wait until the controller has hung up."""
+
+        def gone() -> bool:
+            try:
+                self.pump(0.1)
+            except ChannelError:
+                return True
+            return False
+
+        eventually(gone, what="the controller hangs up")
+        self.close()
+
     def _answer(self, question: dict[str, Any]) -> None:
         slot = question["slot"]
         key = None if slot is None else (slot["replica"], slot["rank"], question["generation"])
@@ -319,7 +333,9 @@ class ScriptedAgent:
             self.event("rank_spawned", **whose, rank=rank, pid=pid, warm=warm)
         self._snapshot(replica, generation, "running", pids)
 
-    def commit(self, replica: int, step: int, *, generation: int = 1, first: bool = False, **more: Any) -> None:
+    def commit(
+        self, replica: int, step: int, *, generation: int = 1, first: bool = False, **more: Any
+    ) -> None:
         """A step is committed."""
         if first:
             self.event("first_commit", replica=replica, generation=generation, step=step)

@@ -36,6 +36,14 @@ def test_events_come_back_in_order_with_their_ids(journal: Journal) -> None:
     assert journal.last_id == 5
 
 
+def test_an_id_inside_an_event_never_takes_the_place_of_its_own(journal: Journal) -> None:
+    with journal.transaction():
+        journal.append(notice())
+        stored = journal.append(notice(id=77))
+    assert stored is not None
+    assert [stored["id"], *(event["id"] for event in journal.read())] == [2, 1, 2]
+
+
 def test_an_event_of_an_agent_is_stored_once(journal: Journal) -> None:
     huge = 2**64 - 1
     with journal.transaction():
@@ -48,9 +56,13 @@ def test_an_event_of_an_agent_is_stored_once(journal: Journal) -> None:
 
 
 def test_a_transaction_that_fails_stores_nothing(journal: Journal) -> None:
-    with pytest.raises(RuntimeError), journal.transaction():
-        journal.append(notice())
-        raise RuntimeError
+    def fail() -> None:
+        with journal.transaction():
+            journal.append(notice())
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
     assert journal.read() == []
     assert journal.last_id == 0
     with journal.transaction(durable=True):

@@ -18,7 +18,9 @@ from sky_monarch.errors import ConfigError
 PYTHON = "/opt/sky/bin/python"
 
 
-def settings(*, hosts: dict[str, tuple[int, ...]] | None = None, injections: Any = (), **job: Any) -> Settings:
+def settings(
+    *, hosts: dict[str, tuple[int, ...]] | None = None, injections: Any = (), **job: Any
+) -> Settings:
     fields = {"name": "demo", "replicas": 2, "run": "python train.py", "workdir": "/data/job", **job}
     spec = JobSpec(**fields)
     return Settings(
@@ -60,7 +62,7 @@ def test_a_group_plan_holds_all_that_an_agent_needs() -> None:
 
 
 def test_every_value_reaches_the_ranks_as_typed() -> None:
-    value = 'a$b"c`d\'\n=é'
+    value = "a$b\"c`d'\n=é"
     plan = group(envs={"A": value, "B": "010"}, secrets={"S": value})
     assert (plan["envs"]["A"], plan["envs"]["B"], plan["envs"]["S"]) == (value, "010", value)
 
@@ -74,7 +76,9 @@ def test_the_folder_of_our_python_comes_first_unless_an_environment_is_active() 
         return build_environment(base, envs or {}, {}, python=PYTHON)["PATH"]
 
     assert path({"PATH": "/usr/bin"}) == "/opt/sky/bin:/usr/bin"
-    assert path({"PATH": "/usr/bin:/opt/sky/bin"}) == "/opt/sky/bin:/usr/bin", "once, however often it is done"
+    assert path({"PATH": "/usr/bin:/opt/sky/bin"}) == "/opt/sky/bin:/usr/bin", (
+        "once, however often it is done"
+    )
     assert path({}) == f"/opt/sky/bin:{os.defpath}"
     assert path({"PATH": "/v/bin", "VIRTUAL_ENV": "/v"}) == "/v/bin"
     assert path({"PATH": "/c/bin", "CONDA_PREFIX": "/c"}) == "/c/bin"
@@ -128,7 +132,11 @@ def test_an_injection_goes_to_its_own_group_and_only_until_it_was_carried_out() 
 
 def test_a_checkpoint_is_told_with_its_absolute_folder() -> None:
     envs = group(checkpoint={"to": "ckpt", "every_steps": 10})["envs"]
-    assert json.loads(envs["SKY_MONARCH_CHECKPOINT"]) == {"to": "/data/job/ckpt", "every_steps": 10, "keep": 2}
+    assert json.loads(envs["SKY_MONARCH_CHECKPOINT"]) == {
+        "to": "/data/job/ckpt",
+        "every_steps": 10,
+        "keep": 2,
+    }
     assert "SKY_MONARCH_CHECKPOINT" not in group()["envs"]
 
 

@@ -283,6 +283,46 @@ def test_an_order_that_was_lost_with_its_connection_is_given_again():
     assert [(start.replica, start.generation) for start in starts] == [(0, 1), (1, 1), (2, 1)]
 
 
+def test_a_stop_that_was_lost_with_its_connection_is_given_again():
+    run = Run()
+    run.up()
+    run.feed(model.AgentDisconnected(host="local"))
+    assert not kinds(run.down(), StopGroup), "nobody is there to be told"
+    live = [
+        model.Snapshot(replica=r, generation=1, state=GroupPhase.RUNNING, live=frozenset({0}))
+        for r in range(3)
+    ]
+    assert [stop.replica for stop in kinds(run.connect(*live), StopGroup)] == [0, 1, 2]
+    assert run.state.phase is RunPhase.STOPPING
+
+
+def test_what_is_over_or_told_to_stop_stays_so_whatever_comes_late():
+    run = Run()
+    run.up()
+    run.give_up(1)
+    run.done(0)
+    for replica in (0, 1):
+        before = run.state.groups[replica].phase
+        run.feed(
+            model.RestartScheduled(replica=replica, generation=2, mono_ns=1),
+            model.FirstCommit(replica=replica, generation=2),
+        )
+        assert run.state.groups[replica].phase is before
+    run.feed(model.GroupDone(replica=1, generation=2, step=120))
+    assert run.state.groups[1].phase is GroupPhase.GIVEN_UP
+    run.down()
+    run.feed(model.FirstCommit(replica=2, generation=1))
+    assert run.state.groups[2].phase is GroupPhase.STOPPING
+
+
+def test_a_generation_that_starts_after_its_group_was_given_up_is_ended():
+    run = Run()
+    run.up()
+    run.give_up(1)
+    actions = run.feed(model.GenerationStarted(replica=1, generation=2))
+    assert [stop.replica for stop in kinds(actions, StopGroup)] == [1]
+
+
 def test_an_agent_that_restarted_costs_each_of_its_groups_one_restart_of_the_budget():
     run = Run()
     run.up()

@@ -21,12 +21,14 @@ class History:
         stamp = {"mono_ns": round(ms * MS), "wall_ms": round(ms), "received_ns": received_ns}
         self.book.apply({"event": event, "replica": 1, "generation": 1, **stamp, **fields})
 
-    def exits(self, ms: float, rank: int = 0, *, exit: dict | None = None, **fields: Any) -> None:  # noqa: A002
+    def exits(self, ms: float, rank: int = 0, *, how: dict | None = None, **fields: Any) -> None:
         more = {"collateral": False, "oom": False, "pid": 1, "tail": [], **fields}
-        self.at(ms, "rank_exited", rank=rank, exit=exit or {"signal": 9}, **more)
+        self.at(ms, "rank_exited", rank=rank, exit=how or {"signal": 9}, **more)
 
-    def ends(self, ms: float, *, rank: int = 0, exit: dict | None = None, step: int | None = 30, **fields: Any):  # noqa: A002
-        more = {"cause": "rank_exited", "rank": rank, "exit": exit or {"signal": 9}, "early": None, **fields}
+    def ends(
+        self, ms: float, *, rank: int = 0, how: dict | None = None, step: int | None = 30, **fields: Any
+    ):
+        more = {"cause": "rank_exited", "rank": rank, "exit": how or {"signal": 9}, "early": None, **fields}
         self.at(ms, "generation_ended", step=step, **more)
 
     def comes_back(self, ms: float, *, generation: int = 2, step: int = 33, warm: bool = True) -> None:
@@ -66,10 +68,10 @@ def test_a_rehearsed_death_counts_from_the_act() -> None:
 
 def test_the_first_rank_that_died_is_the_cause_and_the_others_are_collateral() -> None:
     history = History(ranks=3)
-    history.exits(1000, rank=2, exit={"code": 1})
-    history.exits(1010, rank=0, exit={"signal": 15}, collateral=True)
-    history.exits(1011, rank=1, exit={"signal": 9}, collateral=True)
-    history.ends(1012, rank=2, exit={"code": 1})
+    history.exits(1000, rank=2, how={"code": 1})
+    history.exits(1010, rank=0, how={"signal": 15}, collateral=True)
+    history.exits(1011, rank=1, how={"signal": 9}, collateral=True)
+    history.ends(1012, rank=2, how={"code": 1})
     (record,) = history.records()
     assert (record["rank"], record["cause"], record["collateral"]) == (2, "rank 2 exited with code 1", [0, 1])
 
@@ -83,18 +85,18 @@ def test_an_out_of_memory_kill_says_so() -> None:
 
 def test_exit_0_before_the_end_is_a_failure_and_exit_0_at_the_end_is_none() -> None:
     history = History()
-    history.exits(1000, exit={"code": 0})
+    history.exits(1000, how={"code": 0})
     history.at(1001, "group_done", step=120)
     assert history.records() == []
     history = History()
-    history.exits(1000, exit={"code": 0})
-    history.ends(1001, exit={"code": 0}, early=[3, 120], step=3)
+    history.exits(1000, how={"code": 0})
+    history.ends(1001, how={"code": 0}, early=[3, 120], step=3)
     assert history.records()[0]["cause"] == "rank 0 exited with code 0 before the end (3/120)"
 
 
 def test_a_generation_that_was_stopped_on_request_is_no_failure() -> None:
     history = History()
-    history.exits(1000, exit={"signal": 15}, collateral=True)
+    history.exits(1000, how={"signal": 15}, collateral=True)
     history.at(1001, "generation_ended", cause="stopped", reason="down", step=5)
     assert history.records() == []
 
@@ -133,9 +135,18 @@ def test_a_second_death_before_the_first_commit_is_a_record_of_its_own() -> None
     history.exits(1000)
     history.ends(1001)
     history.at(1010, "rank_spawned", generation=2, rank=0, pid=2, warm=True)
-    history.exits(1020, generation=2, exit={"code": 1})
-    history.ends(1021, generation=2, exit={"code": 1}, step=None)
-    history.at(1022, "group_given_up", generation=2, cause="rank_exited", rank=0, exit={"code": 1}, early=None, restarts=1)
+    history.exits(1020, generation=2, how={"code": 1})
+    history.ends(1021, generation=2, how={"code": 1}, step=None)
+    history.at(
+        1022,
+        "group_given_up",
+        generation=2,
+        cause="rank_exited",
+        rank=0,
+        exit={"code": 1},
+        early=None,
+        restarts=1,
+    )
     first, second = history.records()
     assert (first["generation"], first["first_commit_s"], first["given_up"]) == (1, None, False)
     assert (second["generation"], second["given_up"]) == (2, True)
