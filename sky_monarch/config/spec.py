@@ -144,17 +144,21 @@ class Lighthouse(Part):
     kind: Annotated[Literal["sky-monarch", "torchft"], BeforeValidator(_kind)] = "sky-monarch"
     """`sky-monarch` is told of a death; `torchft` is TorchFT's own and waits for heartbeats to stop."""
 
-    join_timeout_s: Positive = 60.0
+    join_timeout_s: Positive = 30.0
     """Longest wait of a forming quorum for replica groups that are alive but have not asked to join."""
 
     heartbeat_timeout_s: Positive = 5.0
     """A replica group that is silent for this long is taken for dead."""
 
-    quorum_timeout_s: Positive = 60.0
-    """Longest wait of a replica group for a quorum."""
+    quorum_timeout_s: Positive = 600.0
+    """Longest wait of a replica group for a quorum; longer than the watchdog takes to end a hung peer."""
 
     process_group_timeout_s: Positive = 30.0
     """Longest wait of one collective between replica groups."""
+
+    def timeouts(self) -> dict[str, float]:
+        """The four limits by name, in seconds."""
+        return self.model_dump(exclude={"kind"})
 
 
 class Logs(Part):

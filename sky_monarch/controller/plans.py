@@ -170,6 +170,7 @@ class Plans:
         variables = {
             "SKY_MONARCH_MIN_REPLICAS": str(self._job.min_replicas),
             "SKY_MONARCH_LIGHTHOUSE_KIND": self._settings.lighthouse_kind,
+            "SKY_MONARCH_TIMEOUTS": json.dumps(self._job.lighthouse.timeouts()),
         }
         if (checkpoint := self._job.checkpoint) is not None:
             folder = os.path.normpath(self._workdir / Path(checkpoint.to).expanduser())

@@ -43,6 +43,8 @@ pub fn rank_env(run: &RunEnv, plan: &GroupPlan, place: &Place<'_>) -> BTreeMap<S
     let rank_text = rank.to_string();
     let kind = if plan.lighthouse_control.is_some() { "sky-monarch" } else { "torchft" };
     env.entry("OMP_NUM_THREADS".into()).or_insert_with(|| "1".into());
+    // TorchFT logs the address of the lighthouse, secret and all, at `info`.
+    env.entry("RUST_LOG".into()).or_insert_with(|| "error".into());
     env.entry("SKY_MONARCH_LIGHTHOUSE_KIND".into()).or_insert_with(|| kind.into());
     env.entry("SKY_MONARCH_MIN_REPLICAS".into()).or_insert_with(|| "1".into());
     let restarts = generation.saturating_sub(plan.generation.max(1));
