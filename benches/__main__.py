@@ -13,7 +13,10 @@ def main() -> int:
     names = sys.argv[1:] or BENCHES
     unknown = set(names) - set(BENCHES)
     if unknown:
-        print(f"error: no bench named {', '.join(sorted(unknown))}; there are {', '.join(BENCHES)}", file=sys.stderr)
+        print(
+            f"error: no bench named {', '.join(sorted(unknown))}; there are {', '.join(BENCHES)}",
+            file=sys.stderr,
+        )
         return 2
     for name in names:
         importlib.import_module(f"benches.{name}").run()

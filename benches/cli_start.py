@@ -62,7 +62,13 @@ def run() -> None:
     best = {name: min(values) for name, values in costs.items()}
     for name, value in best.items():
         emit(name, "cpu_min", value * 1000, "ms", load="quiet")
-    emit("sky-monarch", "help_cpu_ratio", best["sky-monarch --help"] / best["bare typer --help"], "ratio", load="quiet")
+    emit(
+        "sky-monarch",
+        "help_cpu_ratio",
+        best["sky-monarch --help"] / best["bare typer --help"],
+        "ratio",
+        load="quiet",
+    )
     emit(
         "sky-monarch",
         "import_cpu",

@@ -85,7 +85,9 @@ def measure(deaths: int, load: str) -> None:
         finally:
             bench.close()
     mine = emit_distribution("sky-monarch", "death_to_event", [v * 1000 for v in ours], "ms", load=load)
-    peer = emit_distribution("bare pidfd watcher", "death_to_event", [v * 1000 for v in bare], "ms", load=load)
+    peer = emit_distribution(
+        "bare pidfd watcher", "death_to_event", [v * 1000 for v in bare], "ms", load=load
+    )
     for key in ("p50", "p99", "max"):
         emit("sky-monarch", f"death_to_event_{key}_ratio", mine[key] / peer[key], "ratio", load=load)
 

@@ -17,7 +17,9 @@ def emit(peer: str, figure: str, value: float, unit: str, *, load: str) -> None:
     print(json.dumps(line), flush=True)
 
 
-def emit_distribution(peer: str, figure: str, values: Sequence[float], unit: str, *, load: str) -> dict[str, float]:
+def emit_distribution(
+    peer: str, figure: str, values: Sequence[float], unit: str, *, load: str
+) -> dict[str, float]:
     """Print median, 99th percentile and maximum of ``values``."""
     ordered = sorted(values)
     summary = {

@@ -21,7 +21,9 @@ def _of_state_folder(folder: Path) -> list[int]:
     return [
         pid
         for pid in pids()
-        if environ_of(pid).get("SKY_MONARCH_STATE_DIR") == str(folder) and is_alive(pid) and pid != os.getpid()
+        if environ_of(pid).get("SKY_MONARCH_STATE_DIR") == str(folder)
+        and is_alive(pid)
+        and pid != os.getpid()
     ]
 
 

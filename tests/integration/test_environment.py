@@ -13,8 +13,9 @@ from tests.support.waiting import eventually
 
 DUMP = """
 import json, os, sys, time
-name = f"env-{os.environ['REPLICA_GROUP_ID']}-{os.environ['RANK']}-{os.environ['SKY_MONARCH_GENERATION']}.json"
-values = {key: os.environb[key.encode()].decode("utf-8", "surrogateescape") for key in sys.argv[1:] if key in os.environ}
+who = [os.environ[key] for key in ("REPLICA_GROUP_ID", "RANK", "SKY_MONARCH_GENERATION")]
+name = f"env-{'-'.join(who)}.json"
+values = {key: os.environb[key.encode()].decode("utf-8") for key in sys.argv[1:] if key in os.environ}
 open(name + "~", "w").write(json.dumps(values))
 os.rename(name + "~", name)
 time.sleep(300 if os.environ["SKY_MONARCH_GENERATION"] == "1" else 0)
@@ -51,7 +52,8 @@ def test_values_arrive_unchanged_on_every_replica_and_after_a_restart(workbench:
     eventually(lambda: (workbench.folder / "env-1-0-2.json").exists(), within_s=30)
     for file in workbench.folder.glob("env-*.json"):
         assert json.loads(file.read_text()) == {
-            "A": "010", "B": "yes", "C": "1.10", "D": "12:30:45", "E": "2026-01-02", "F": "0x10", "AWKWARD": AWKWARD,
+            "A": "010", "B": "yes", "C": "1.10", "D": "12:30:45", "E": "2026-01-02", "F": "0x10",
+            "AWKWARD": AWKWARD,
         }, file.name  # fmt: skip
     workbench.cli("down", name)
 
@@ -81,10 +83,11 @@ def test_a_secret_is_nowhere_but_in_its_process_and_one_private_file(workbench: 
 
 def test_a_rank_gets_the_elastic_environment(workbench: Workbench) -> None:
     keys = [
-        "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "REPLICA_GROUP_ID",
-        "NUM_REPLICA_GROUPS", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE",
+        "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR",
+        "REPLICA_GROUP_ID", "NUM_REPLICA_GROUPS", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE",
     ]  # fmt: skip
-    name = workbench.up(workbench.job("elastic", run=dump(workbench, *keys), replicas=2, ranks_per_replica=2))
+    job = workbench.job("elastic", run=dump(workbench, *keys), replicas=2, ranks_per_replica=2)
+    name = workbench.up(job)
     eventually(lambda: len(list(workbench.folder.glob("env-*.json"))) == 4, within_s=30)
     values = json.loads((workbench.folder / "env-1-1-1.json").read_text())
     assert values == {

@@ -32,8 +32,10 @@ def test_a_script_that_knows_nothing_of_us_runs_to_its_end(workbench: Workbench)
 
 @pytest.mark.parametrize("who", ["one", "all"])
 def test_an_exit_code_is_shown_per_rank_and_fails_the_run(workbench: Workbench, who: str) -> None:
-    script = "import os, sys; sys.exit(7)" if who == "all" else (
-        "import os, sys; sys.exit(7 if os.environ['REPLICA_GROUP_ID'] == '1' else 0)"
+    script = (
+        "import os, sys; sys.exit(7)"
+        if who == "all"
+        else ("import os, sys; sys.exit(7 if os.environ['REPLICA_GROUP_ID'] == '1' else 0)")
     )
     job = workbench.job(
         "seven", run=f'{sys.executable} -c "{script}"', min_replicas=3, recovery={"max_restarts": 1}
@@ -53,7 +55,9 @@ def test_a_failure_inside_a_pipe_is_a_failure(workbench: Workbench) -> None:
 
 def test_a_failed_setup_is_named_and_nothing_is_started(workbench: Workbench) -> None:
     job = workbench.job(
-        "setup", run="touch started", setup="for i in $(seq 30); do echo line $i >&2; done; echo boom >&2; exit 3"
+        "setup",
+        run="touch started",
+        setup="for i in $(seq 30); do echo line $i >&2; done; echo boom >&2; exit 3",
     )
     done = workbench.cli("up", str(job))
     assert done.returncode == 5, done.stdout + done.stderr
@@ -122,7 +126,9 @@ def test_two_ups_of_one_name_start_one_run(workbench: Workbench) -> None:
 
 
 def test_two_runs_live_side_by_side(workbench: Workbench) -> None:
-    names = [workbench.up(workbench.job(name, run=f"{FREE_RANK} --steps 40", replicas=2)) for name in ("a", "b")]
+    names = [
+        workbench.up(workbench.job(name, run=f"{FREE_RANK} --steps 40", replicas=2)) for name in ("a", "b")
+    ]
     for name in names:
         assert workbench.wait_for_end(name)["state"] == "SUCCEEDED"
 
@@ -199,9 +205,19 @@ def test_rehearsed_faults_happen_once_and_are_recovered(workbench: Workbench) ->
     job = workbench.job(
         "rehearsal", run=f"{FREE_RANK} --steps 100", recovery={"progress_limit_s": 3, "startup_limit_s": 20}
     )
-    faults = ["kill:replica=0,rank=0,step=20", "exit:replica=1,rank=0,step=35", "hang:replica=2,rank=0,step=50"]
-    done = workbench.cli("up", str(job), *[part for fault in faults for part in ("--inject", fault)], timeout_s=90)
+    faults = [
+        "kill:replica=0,rank=0,step=20",
+        "exit:replica=1,rank=0,step=35",
+        "hang:replica=2,rank=0,step=50",
+    ]
+    done = workbench.cli(
+        "up", str(job), *[part for fault in faults for part in ("--inject", fault)], timeout_s=90
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     injected = [event for event in workbench.events("rehearsal") if event["event"] == "injected"]
-    assert sorted((event["fault"], event["replica"]) for event in injected) == [("exit", 1), ("hang", 2), ("kill", 0)]
+    assert sorted((event["fault"], event["replica"]) for event in injected) == [
+        ("exit", 1),
+        ("hang", 2),
+        ("kill", 0),
+    ]
     assert [group["generation"] for group in workbench.status("rehearsal")["groups"]] == [2, 2, 2]

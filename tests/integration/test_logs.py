@@ -84,4 +84,8 @@ def test_old_output_is_rotated_away_and_the_traceback_is_kept(workbench: Workben
 def test_tail_shows_the_last_lines(workbench: Workbench) -> None:
     job = workbench.job("tail", run="seq 1 100", replicas=1)
     assert workbench.cli("up", str(job), "--no-logs").returncode == 0
-    assert workbench.cli("logs", "tail", "--tail", "3").stdout.splitlines() == ["[0/0] 98", "[0/0] 99", "[0/0] 100"]
+    assert workbench.cli("logs", "tail", "--tail", "3").stdout.splitlines() == [
+        "[0/0] 98",
+        "[0/0] 99",
+        "[0/0] 100",
+    ]

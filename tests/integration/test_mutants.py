@@ -1,4 +1,4 @@
-"""The tests of recovery can fail: each is run against a build that leaves one step of recovery out, and must turn red."""
+"""The tests of recovery can fail: each runs against a build that leaves one step out, and must turn red."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ MUTANTS = [
 def mutant_tree() -> Path:
     """The package as it is, with a core in which steps can be left out by name."""
     subprocess.run(
-        ["cargo", "build", "--quiet", "--package", "sky-monarch-py", "--features", "mutants"], cwd=ROOT, check=True
+        ["cargo", "build", "--quiet", "--package", "sky-monarch-py", "--features", "mutants"],
+        cwd=ROOT,
+        check=True,
     )
     tree = ROOT / "target" / "mutants"
     package = tree / "sky_monarch"
@@ -50,7 +52,9 @@ def run_test(test: str, tree: Path, mutant: str) -> subprocess.CompletedProcess[
         "SKY_MONARCH_TEST_PATIENCE": "0.25",
     }
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", test]
-    return subprocess.run(command, cwd=ROOT, env=env, text=True, capture_output=True, timeout=110, check=False)
+    return subprocess.run(
+        command, cwd=ROOT, env=env, text=True, capture_output=True, timeout=110, check=False
+    )
 
 
 def test_without_a_mutant_that_build_passes(mutant_tree: Path) -> None:

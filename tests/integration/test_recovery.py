@@ -52,7 +52,9 @@ def test_survivors_commit_while_the_victim_is_away(workbench: Workbench) -> None
 
 
 def test_every_rank_of_the_group_is_replaced_when_one_dies(workbench: Workbench) -> None:
-    name = workbench.up(workbench.job("pairs", run=f"{FREE_RANK} --steps 100", replicas=2, ranks_per_replica=2))
+    name = workbench.up(
+        workbench.job("pairs", run=f"{FREE_RANK} --steps 100", replicas=2, ranks_per_replica=2)
+    )
     before = workbench.wait_for_step(name, 10)
     os.kill(pid_of(before, 0, rank=1), signal.SIGKILL)
 
@@ -80,7 +82,9 @@ def test_exit_0_before_the_end_is_a_failure_of_that_replica(workbench: Workbench
 
 def test_a_hung_rank_is_found_and_replaced(workbench: Workbench) -> None:
     job = workbench.job(
-        "hung", run=f"{FREE_RANK} --steps 80 --do 1:20:stop", recovery={"progress_limit_s": 3, "startup_limit_s": 20}
+        "hung",
+        run=f"{FREE_RANK} --steps 80 --do 1:20:stop",
+        recovery={"progress_limit_s": 3, "startup_limit_s": 20},
     )
     name = workbench.up(job)
     after = workbench.wait_for_end(name)

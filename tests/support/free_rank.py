@@ -1,11 +1,13 @@
 """A rank that trains nothing: real process, real session, real lighthouse, no torch.
 
-Rank 0 takes part in quorums as a TorchFT manager does (the others follow it no more than by doing the same steps), "trains" by sleeping, heals by jumping to the quorum's newest step,
-and reports each step. What goes wrong with it, and where, is said on its command line::
+Rank 0 takes part in quorums as a TorchFT manager does; the other ranks only do the same number of steps.
+It "trains" by sleeping, heals by jumping to the quorum's newest step, and reports each step. What goes wrong
+with it, and where, is said on its command line::
 
     free_rank.py --steps 120 --step-s 0.05 --do 1:30:exit=3 --do 1:30:raise
 
-Each ``--do REPLICA:STEP:WHAT`` happens in that replica's rank 0, in the first generation only unless WHAT ends in ``!``.
+Each ``--do REPLICA:STEP:WHAT`` happens in that replica's rank 0, in its first generation only unless WHAT
+ends in ``!``.
 """
 
 from __future__ import annotations

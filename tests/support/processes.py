@@ -35,7 +35,9 @@ def with_variable(name: str, value: str) -> dict[int, str]:
     for pid in pids():
         if environ_of(pid).get(name) == value and is_alive(pid):
             try:
-                found[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                found[pid] = (
+                    Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                )
             except OSError:
                 continue
     return found

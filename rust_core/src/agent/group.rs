@@ -210,7 +210,8 @@ impl Group {
     async fn retire(&self) {
         let replica = self.plan.replica;
         if let Err(error) = self.evictor.retire(replica, seconds(self.context.limits.evict_s)).await {
-            let message = format!("the lighthouse was not told that replica group {replica} is given up: {error}");
+            let message =
+                format!("the lighthouse was not told that replica group {replica} is given up: {error}");
             self.context.outbox.emit(Event::Notice { replica: Some(replica), message });
         }
     }
