@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from sky_monarch.controller.causes import exit_failed
 from sky_monarch.controller.model import GroupPhase, Limits, State
 from sky_monarch.controller.recovery import RecoveryBook
 
@@ -28,6 +29,7 @@ class _Rank:
 class _Group:
     ranks: dict[int, _Rank]
     generations: list[int] = field(default_factory=list)
+    failures: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # by rank, since the last commit
     step: int | None = None
     progress: Mapping[str, Any] = field(default_factory=dict)
     samples: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_RATE_SAMPLES))
@@ -101,6 +103,8 @@ class StatusBook:
                 self._exited(row)
             case "first_commit" | "group_done" | "generation_ended":
                 group = self._groups[row["replica"]]
+                if row["event"] == "first_commit":
+                    group.failures.clear()
                 if row["step"] is not None:
                     group.step = row["step"]
             case "injected":
@@ -124,6 +128,11 @@ class StatusBook:
         if group.generations and row["generation"] < group.generations[-1]:
             return
         exit_ = {**row["exit"], "oom": row["oom"], "collateral": row["collateral"]}
+        if row["collateral"]:
+            # A stop that cut a new try short says less than the failure that made the try necessary.
+            exit_ = group.failures.get(row["rank"], exit_)
+        elif exit_failed(row["exit"]):
+            group.failures[row["rank"]] = exit_
         group.ranks[row["rank"]] = _Rank(state="exited", exit=exit_)
 
     def progress(self, report: Mapping[str, Any]) -> None:
