@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from sky_monarch import _core
         except ImportError as error:
             raise SkyMonarchError(
-                f"the compiled core is missing: {error}", hint="build it: make build"
+                f"the compiled core is missing: {error}", hint="install the wheel of this platform"
             ) from error
         return int(_core.run_agent(config))
     except SkyMonarchError as error:

@@ -90,7 +90,7 @@ def _run_core(config: Mapping[str, Any]) -> int:
         from sky_monarch import _core
     except ImportError as error:
         raise SkyMonarchError(
-            f"the compiled core is missing: {error}", hint="build it: make build"
+            f"the compiled core is missing: {error}", hint="install the wheel of this platform"
         ) from error
     return int(_core.run_lighthouse(json.dumps(_core_config(config))))
 

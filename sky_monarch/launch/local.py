@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import signal
 import subprocess
@@ -130,8 +131,14 @@ def launch(plan: LocalPlan, *, ready: Callable[[RunFolder], bool], deadline_s: f
 
     Raises:
         RunExistsError: A live run has this name.
-        LaunchError: The processes did not come up; they are ended, the folder is kept for its logs.
+        LaunchError: The processes did not come up; they are ended, the folder is kept for its logs. Or this
+            installation cannot run agents: nothing was written.
     """
+    if importlib.util.find_spec("sky_monarch._core") is None:
+        raise LaunchError(
+            "this installation has no compiled core, so it can launch elsewhere but not on this machine",
+            hint="install the wheel of this platform, or run `pip install .` with a Rust toolchain",
+        )
     folder = _take(plan)
     try:
         _make_private(plan.socket_dir)
