@@ -22,7 +22,7 @@ demo: $(VENV)/.train ## Train four replica groups here, kill one, watch it rejoi
 .PHONY: test
 test: $(VENV)/.train $(VENV)/.dev ## Run every fast test: Rust, unit, integration.
 	cargo test --workspace --quiet
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile
 
 .PHONY: lint
 lint: $(VENV)/.train $(VENV)/.dev ## Check style, types and lints.

@@ -1,8 +1,9 @@
-"""Fixtures of all tests, and the check that a test leaves nothing behind."""
+"""Fixtures of all tests, and the checks that they leave nothing behind."""
 
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,12 +13,18 @@ from tests.support.processes import environ_of, is_alive, pids
 from tests.support.runs import Workbench
 from tests.support.waiting import eventually
 
-
-def _shared_memory() -> set[str]:
-    return {entry.name for entry in Path("/dev/shm").iterdir()} if Path("/dev/shm").is_dir() else set()
+BEFORE = pytest.StashKey[set[str]]()
 
 
-def _of_state_folder(folder: Path) -> list[int]:
+def _leavings() -> set[str]:
+    """Shared memory, and socket folders of runs."""
+    folders = [Path("/dev/shm"), Path(tempfile.gettempdir())]
+    entries = {str(entry) for folder in folders if folder.is_dir() for entry in folder.iterdir()}
+    return {entry for entry in entries if entry.startswith("/dev/shm") or "sky-monarch" in entry}
+
+
+def _processes_of(folder: Path) -> list[int]:
+    """Live processes of runs whose state folder is ``folder``."""
     return [
         pid
         for pid in pids()
@@ -27,13 +34,25 @@ def _of_state_folder(folder: Path) -> list[int]:
     ]
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Remember what was there before the first test."""
+    session.config.stash[BEFORE] = _leavings()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail the whole session, workers included, where shared memory or socket folders are left."""
+    if hasattr(session.config, "workerinput"):
+        return
+    left = _leavings() - session.config.stash[BEFORE]
+    if left:
+        print(f"\nerror: the tests left behind: {', '.join(sorted(left))}")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 @pytest.fixture
 def workbench(tmp_path: Path) -> Iterator[Workbench]:
-    """A state folder of its own; afterwards no process, shared memory or socket folder of it may be left."""
-    shared_before = _shared_memory()
+    """A state folder of its own; afterwards no process of it may be left."""
     bench = Workbench(tmp_path)
     yield bench
     bench.close()
-    left = eventually(lambda: not _of_state_folder(bench.home) or None, within_s=10, what="processes end")
-    assert left
-    assert _shared_memory() <= shared_before, "shared memory was left behind"
+    assert eventually(lambda: not _processes_of(bench.home), within_s=10, what="its processes end")
