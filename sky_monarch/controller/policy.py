@@ -68,7 +68,11 @@ def step(state: State, event: Event, limits: Limits) -> Decision:
     turn = _Turn(state, limits)
     turn.take(event)
     turn.settle()
-    return Decision(turn.state, tuple(turn.actions))
+    actions = turn.actions
+    if turn.state.phase is RunPhase.STOPPING or turn.state.phase.ended:
+        # One event may start a group and then end the run (a returning agent, the last group given up).
+        actions = [action for action in actions if not isinstance(action, StartGroup)]
+    return Decision(turn.state, tuple(actions))
 
 
 class _Turn:

@@ -448,6 +448,8 @@ def test_a_second_injection_of_the_same_fault_never_happens(tmp_path: Path) -> N
         agent.event("injected", injection=1, replica=1, rank=0, generation=1, fault="kill")
         agent.all_acked()
         agent.close()
+        # A second agent of a host is refused while the first is still connected.
+        eventually(lambda: '"agent_disconnected"' in run.get("/v1/events").text)
         successor = ScriptedAgent(run).connect()
         starts = successor.told("start_group", 3)
         assert [(plan["generation"], plan["injections"]) for plan in starts] == [(2, [])] * 3

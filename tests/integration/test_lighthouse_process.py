@@ -42,7 +42,7 @@ class Process:
             "replicas": 1,
             "min_replicas": 1,
             "kind": "sky-monarch",
-            "join_timeout_s": 60.0,
+            "join_timeout_s": 30.0,
             "heartbeat_timeout_s": 5.0,
             "quorum_timeout_s": 60.0,
             "process_group_timeout_s": 30.0,
@@ -168,7 +168,7 @@ def test_it_takes_what_the_launcher_writes(tmp_path: Path) -> None:
         assert options == {
             "min_replicas": 2,
             "expect": 3,
-            "join_timeout_s": 60.0,
+            "join_timeout_s": 30.0,
             "heartbeat_timeout_s": 5.0,
         }
         process.terminate()

@@ -148,7 +148,8 @@ def test_infra_is_text_that_the_schema_accepts(infra):
 
 
 @pytest.mark.parametrize(
-    "order", ["join_timeout_s: 61", "process_group_timeout_s: 60", "heartbeat_timeout_s: 30"]
+    "order",
+    ["join_timeout_s: 601", "process_group_timeout_s: 600", "heartbeat_timeout_s: 30, join_timeout_s: 60"],
 )
 def test_timeouts_out_of_order_are_refused_with_the_required_order(order):
     problem = only_problem(f"{VALID}lighthouse: {{{order}}}\n")
@@ -161,6 +162,6 @@ def test_timeouts_out_of_order_are_refused_with_the_required_order(order):
 def test_a_lighthouse_may_be_named_alone_or_with_its_timeouts():
     short = load_job(VALID + "lighthouse: torchft\n")
     assert short.lighthouse.kind == "torchft"
-    assert short == load_job(VALID + "lighthouse: {kind: torchft, quorum_timeout_s: 60}\n")
+    assert short == load_job(VALID + "lighthouse: {kind: torchft, quorum_timeout_s: 600}\n")
 
     assert only_problem(VALID + "lighthouse: torch-ft\n").suggestion == "torchft"
