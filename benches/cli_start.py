@@ -42,12 +42,12 @@ def cpu_s(argv: list[str], env: dict[str, str] | None = None) -> float:
 
 def run() -> None:
     """Measure and print."""
-    from sky_monarch.cli import command_count
+    from sky_monarch.cli import app
 
     with tempfile.TemporaryDirectory() as folder:
         bare = Path(folder) / "bare.py"
         bare.write_text(
-            BARE_APP.format(commands="".join(BARE_COMMAND.format(number=n) for n in range(command_count())))
+            BARE_APP.format(commands="".join(BARE_COMMAND.format(number=n) for n in range(len(app.registered_commands))))
         )
         peers = {
             "sky-monarch --help": [sys.executable, "-m", "sky_monarch", "--help"],

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 
 
 def emit(peer: str, figure: str, value: float, unit: str, *, load: str) -> None:
-    """Print one figure as a JSON line."""
+    """Print one figure as a JSON line; ``load`` is what was asked of the machine, followed by what it was."""
+    load = f"{load}, load average {os.getloadavg()[0]:.1f}"
     line = {"peer": peer, "figure": figure, "value": round(value, 4), "unit": unit, "load": load}
     print(json.dumps(line), flush=True)
 
