@@ -21,6 +21,7 @@ __all__ = ["SCHEMA_VERSION", "Journal", "read_events"]
 SCHEMA_VERSION = 1
 _BUSY_TIMEOUT_S = 5.0
 _CHECKPOINT_EVERY = 500  # transactions
+_LARGEST_LOG_PAGES = 16_384  # of 4 KiB
 _SCHEMA = """
 CREATE TABLE events (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -62,8 +63,9 @@ class Journal:
     def _open(self) -> None:
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")
-        # A checkpoint waits for the disk. Deaths are not to wait for it: it is made on a thread of its own.
-        self._db.execute("PRAGMA wal_autocheckpoint = 0")
+        # A checkpoint waits for the disk. Deaths are not to wait for it: it is made on a thread of its own, and here
+        # only where that one does not keep up.
+        self._db.execute(f"PRAGMA wal_autocheckpoint = {_LARGEST_LOG_PAGES}")
         self._db.execute("BEGIN IMMEDIATE")
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
         if version == 0:

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::pidfd;
+use super::{mutant, pidfd};
 
 /// Marks every process of a run.
 pub const RUN_ID: &str = "SKY_MONARCH_RUN_ID";
@@ -68,8 +68,8 @@ impl Entry {
 
     /// The signal that asks it to end: TERM, or KILL where it is stopped. A stopped process would sleep through its grace
     /// time, and must not wake up to a world that has gone on without it.
-    pub const fn last_signal(&self) -> i32 {
-        if self.state == b'T' { libc::SIGKILL } else { libc::SIGTERM }
+    pub fn last_signal(&self) -> i32 {
+        if self.state == b'T' && !mutant::is_on("wait_for_stopped") { libc::SIGKILL } else { libc::SIGTERM }
     }
 
     const fn is_alive(&self) -> bool {

@@ -180,7 +180,10 @@ impl Group {
         }
         let late =
             live.ranks.iter().filter(|rank| rank.exit().is_none() && !rank.is_finished()).find_map(|rank| {
-                let watched = rank.session.as_ref().map_or_else(|| !self.has_never_had_a_session(rank), |session| session.open);
+                let watched = rank
+                    .session
+                    .as_ref()
+                    .map_or_else(|| !self.has_never_had_a_session(rank), |session| session.open);
                 watched.then(|| rank.watchdog.verdict(now_s, &self.plan.recovery)).flatten()
             });
         if late.is_some() {

@@ -53,7 +53,8 @@ impl Rescue {
                 }
                 Ok(Eviction::Untold) => {}
                 Err(error) => {
-                    let message = format!("generation {generation} was not evicted at the lighthouse: {error}");
+                    let message =
+                        format!("generation {generation} was not evicted at the lighthouse: {error}");
                     context.outbox.emit(Event::Notice { replica: Some(replica), message });
                 }
             }
@@ -72,8 +73,7 @@ impl Rescue {
             if let (Ok(exited), Some(rank)) = (exited, rank) {
                 let (pid, exit) = (process.pid, exited.exit);
                 let (collateral, oom, tail) = (true, false, Vec::new());
-                let event =
-                    Event::RankExited { replica, rank, generation, pid, exit, collateral, oom, tail };
+                let event = Event::RankExited { replica, rank, generation, pid, exit, collateral, oom, tail };
                 context.outbox.emit_at(exited.at_ns, event);
             }
             context.disown(&spawn_id);
