@@ -1,8 +1,9 @@
 """SIGKILL of a rank until the controller has the event, beside a bare pidfd watcher of the very same deaths.
 
-Each round kills one rank of a real run. A bare watcher (this process: `poll` on a pidfd and nothing else) waits for
-that same death, so the two figures differ only in what sky-monarch adds: to reap, to tell, to read the channel. The
-controller stamps each event with `received_ns` of CLOCK_MONOTONIC, which all processes of a host share.
+Each round kills one rank of a real run. A bare watcher (this process: `poll` on a pidfd and nothing else)
+waits for that same death, so the two figures differ only in what sky-monarch adds: to reap, to tell, to read
+the channel. The controller stamps each event with `received_ns` of CLOCK_MONOTONIC, which all processes of a
+host share.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def _scheduled(fields: _Fields) -> str:
 
 
 def _evicted(fields: _Fields) -> str:
-    # After an end in order the lighthouse is told all the same, so that nobody waits for heartbeats: no failure.
+    # After an end in order the lighthouse is told too, so that nobody waits for heartbeats: no failure.
     how = "has left" if fields.get("orderly") else "evicted at"
     return f"generation {fields.get('generation')} {how} the lighthouse"
 

@@ -63,8 +63,8 @@ class Journal:
     def _open(self) -> None:
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")
-        # A checkpoint waits for the disk. Deaths are not to wait for it: it is made on a thread of its own, and here
-        # only where that one does not keep up.
+        # A checkpoint waits for the disk. Deaths are not to wait for it: it is made on its own thread, and
+        # here only where that one does not keep up.
         self._db.execute(f"PRAGMA wal_autocheckpoint = {_LARGEST_LOG_PAGES}")
         self._db.execute("BEGIN IMMEDIATE")
         (version,) = self._db.execute("PRAGMA user_version").fetchone()

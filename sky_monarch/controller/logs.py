@@ -222,7 +222,7 @@ class LogReader:
     ) -> AsyncIterator[list[Line]]:
         """Lines, process by process; with ``follow`` as they come, until the run has ended.
 
-        A stream that follows yields an empty list every few seconds in which nothing else came: a sign of life.
+        A stream that follows yields an empty list, a sign of life, every few seconds in which nothing came.
 
         Args:
             processes: Whose.
