@@ -1,48 +1,80 @@
-"""SIGKILL of a rank until the controller has the event, beside a bare pidfd watcher in the same run.
+"""SIGKILL of a rank until the controller has the event, beside a bare pidfd watcher of the very same deaths.
 
-Each round kills one rank of a real run and one child of a bare watcher. The controller stamps each event with
-`received_ns` of CLOCK_MONOTONIC, which all processes of a host share.
+Each round kills one rank of a real run. A bare watcher (this process: `poll` on a pidfd and nothing else)
+waits for that same death, so the two figures differ only in what sky-monarch adds: to reap, to tell, to read
+the channel. The controller stamps each event with `received_ns` of CLOCK_MONOTONIC, which all processes of a
+host share.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
+import queue
 import select
 import signal
-import subprocess
-import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from benches.report import busy, emit, emit_distribution
 from tests.support.runs import FREE_RANK, Workbench
-from tests.support.waiting import eventually
+
+if TYPE_CHECKING:
+    from sky_monarch.sdk import Run
 
 DEATHS = int(os.environ.get("SKY_MONARCH_BENCH_DEATHS", "500"))
 GROUPS = 4
+_SETTLE_S = 0.05  # the start of the last replacement is not part of the next death
+_PATIENCE_S = 120.0
 
 
-def bare_watch_s() -> float:
-    """Seconds from SIGKILL of a child to its pidfd being readable."""
-    child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
-    descriptor = os.pidfd_open(child.pid)
+def bare_watch_s(pid: int) -> tuple[int, float]:
+    """Kill a process. Returns when, in ns, and the seconds until its pidfd was readable."""
+    descriptor = os.pidfd_open(pid)
     try:
-        time.sleep(0.02)
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
-        killed = time.monotonic_ns()
-        os.kill(child.pid, signal.SIGKILL)
-        poll.poll(10_000)
-        return (time.monotonic_ns() - killed) / 1e9
+        killed_ns = time.monotonic_ns()
+        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        if not poll.poll(10_000):
+            raise RuntimeError(f"process {pid} survived SIGKILL")
+        return killed_ns, (time.monotonic_ns() - killed_ns) / 1e9
     finally:
         os.close(descriptor)
-        child.wait()
+
+
+class Watch:
+    """Reads a run's events on a thread of its own.
+
+    Attributes:
+        training: Pids of ranks whose generation has committed, each once.
+        received_ns: When the controller had the exit of a rank, by pid.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.training: queue.Queue[int] = queue.Queue()
+        self.received_ns: dict[int, int] = {}
+        self._pids: dict[tuple[int, int], int] = {}
+        threading.Thread(target=self._read, args=(run,), daemon=True).start()
+
+    def _read(self, run: Run) -> None:
+        for event in run.events(follow=True):
+            fields = event.fields
+            whose = (fields.get("replica", -1), fields.get("generation", -1))
+            if event.event == "rank_spawned":
+                self._pids[whose] = fields["pid"]
+            elif event.event == "first_commit":
+                self.training.put(self._pids[whose])
+            elif event.event == "rank_exited":
+                self.received_ns[fields["pid"]] = fields["received_ns"]
 
 
 def measure(deaths: int, load: str) -> None:
     """Kill ``deaths`` ranks and print both distributions and their ratio."""
+    killed_ns: dict[int, int] = {}
+    bare_s: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         bench = Workbench(Path(folder))
         job = bench.job(
@@ -56,37 +88,24 @@ def measure(deaths: int, load: str) -> None:
             import sky_monarch as sm
 
             os.environ["SKY_MONARCH_STATE_DIR"] = str(bench.home)
-            killed: dict[int, int] = {}
-            bare: list[float] = []
             with sm.attach(name) as run:
-                for number in range(deaths):
-                    replica = number % GROUPS
-
-                    def committing(replica: int = replica) -> int:
-                        group = run.status().groups[replica]
-                        pid = group.ranks[0].pid
-                        return pid if group.state == "RUNNING" and pid and pid not in killed else 0
-
-                    pid = eventually(committing, within_s=60)
-                    killed[pid] = time.monotonic_ns()
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-                    bare.append(bare_watch_s())
-                seen = {}
-
-                def all_seen() -> bool:
-                    for event in run.events():
-                        if event.kind == "rank_exited" and event.data["pid"] in killed:
-                            seen[event.data["pid"]] = event.data["received_ns"]
-                    return len(seen) == len(killed)
-
-                eventually(all_seen, within_s=30)
-            ours = [(seen[pid] - at) / 1e9 for pid, at in killed.items()]
+                watch = Watch(run)
+                for _ in range(deaths):
+                    pid = watch.training.get(timeout=_PATIENCE_S)
+                    time.sleep(_SETTLE_S)
+                    killed_ns[pid], seconds = bare_watch_s(pid)
+                    bare_s.append(seconds)
+                deadline = time.monotonic() + _PATIENCE_S
+                while missing := killed_ns.keys() - watch.received_ns.keys():
+                    if time.monotonic() > deadline:
+                        raise RuntimeError(f"the controller never heard of the end of {sorted(missing)}")
+                    time.sleep(0.05)
+                ours_s = [(watch.received_ns[pid] - at) / 1e9 for pid, at in killed_ns.items()]
         finally:
             bench.close()
-    mine = emit_distribution("sky-monarch", "death_to_event", [v * 1000 for v in ours], "ms", load=load)
+    mine = emit_distribution("sky-monarch", "death_to_event", [v * 1000 for v in ours_s], "ms", load=load)
     peer = emit_distribution(
-        "bare pidfd watcher", "death_to_event", [v * 1000 for v in bare], "ms", load=load
+        "bare pidfd watcher", "death_to_event", [v * 1000 for v in bare_s], "ms", load=load
     )
     for key in ("p50", "p99", "max"):
         emit("sky-monarch", f"death_to_event_{key}_ratio", mine[key] / peer[key], "ratio", load=load)

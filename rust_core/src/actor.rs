@@ -26,6 +26,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::{Error, ErrorKind, Result};
 use mailbox::{Control, Mailbox};
+pub(crate) use run::panic_message;
 pub use supervision::{ActorId, Ending, SupervisionEvent};
 use supervision::{DropGuard, Owner};
 

@@ -74,13 +74,14 @@ pub fn run(config_json: &str) -> Result<i32> {
     let job_nice = unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) };
     // SAFETY: as above. Without the right to it, nothing changes.
     let can_renice = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, OWN_NICE.min(job_nice)) } == 0;
+    let own_nice = if can_renice { OWN_NICE.min(job_nice) } else { job_nice };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .thread_name("agent")
         .enable_all()
         .build()
         .map_err(|cause| Error::io("start the runtime", cause))?;
-    let code = runtime.block_on(agent(config, token, controller, job_nice, can_renice));
+    let code = runtime.block_on(agent(config, token, controller, (job_nice, own_nice), can_renice));
     // A disk that hangs may hold a log writer: the agent's end does not wait for it.
     runtime.shutdown_timeout(std::time::Duration::from_secs(2));
     code
@@ -90,7 +91,7 @@ async fn agent(
     config: Config,
     token: config::Token,
     controller: Address,
-    job_nice: i32,
+    (job_nice, own_nice): (i32, i32),
     can_renice: bool,
 ) -> Result<i32> {
     let io = |cause| Error::io("listen for signals", cause);
@@ -123,9 +124,11 @@ async fn agent(
         store: Store::new(fallback_python),
         credentials: credentials.clone(),
         job_nice,
+        own_nice,
         can_renice,
         groups: std::sync::Mutex::default(),
         spawns: std::sync::atomic::AtomicU64::new(1),
+        owned: std::sync::Mutex::default(),
     });
     supervise::sweep(&context).await;
     let services = Services::start(&context, &config.services)?;

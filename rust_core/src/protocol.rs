@@ -335,7 +335,7 @@ pub struct LogRead {
     pub slot: Option<Slot>,
     /// Which generation; 0: all of the slot's, in order, addressed by one running offset.
     pub generation: u64,
-    /// First byte wanted.
+    /// First byte wanted; past the end, the answer is empty and has the end's.
     pub offset: u64,
     /// Most bytes wanted; the agent may send fewer.
     pub max_bytes: u32,
@@ -413,6 +413,11 @@ pub enum Cause {
     /// It could not be started at all.
     SpawnFailed {
         /// The operating system's words, and what was tried.
+        error: String,
+    },
+    /// The agent failed at looking after it: a defect of ours, in its own words.
+    AgentFailed {
+        /// What the panic said.
         error: String,
     },
     /// Asked for.
@@ -508,6 +513,13 @@ pub enum Event {
         /// The step.
         step: u64,
     },
+    /// All ranks of a generation run and none of them has a session that could tell of a commit: it counts as running.
+    RanksUp {
+        /// Whose.
+        replica: u32,
+        /// Which generation.
+        generation: u64,
+    },
     /// The restart budget is spent.
     GroupGivenUp {
         /// Whose.
@@ -559,7 +571,7 @@ pub enum Event {
         /// What.
         fault: Fault,
     },
-    /// A generation was evicted at the lighthouse, before its replacement was spawned.
+    /// The lighthouse was told that a generation is over, before its replacement was spawned.
     Evicted {
         /// Whose.
         replica: u32,
@@ -567,6 +579,9 @@ pub enum Event {
         generation: u64,
         /// Last quorum that held it.
         quorum_id: Option<i64>,
+        /// It had ended in order, done or stopped on request: it left.
+        #[serde(default)]
+        orderly: bool,
     },
     /// Processes of this run that no agent owned were found and ended.
     Swept {

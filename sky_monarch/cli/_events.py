@@ -37,6 +37,8 @@ def _cause(fields: _Fields) -> str:
         return f"no commit for {seconds(fields.get('limit_s'))}"
     if kind == "spawn_failed":
         return f"could not be started: {fields.get('error')}"
+    if kind == "agent_failed":
+        return f"its agent failed at looking after it (please report this): {fields.get('error')}"
     if kind == "stopped":
         return f"stopped: {fields.get('reason')}"
     return str(kind)
@@ -63,6 +65,18 @@ def _scheduled(fields: _Fields) -> str:
     )
 
 
+def _evicted(fields: _Fields) -> str:
+    # After an end in order the lighthouse is told too, so that nobody waits for heartbeats: no failure.
+    how = "has left" if fields.get("orderly") else "evicted at"
+    return f"generation {fields.get('generation')} {how} the lighthouse"
+
+
+def _run_state(fields: _Fields) -> str:
+    if fields.get("reason") and fields.get("state") == fields.get("previous"):
+        return f"run: {fields['reason']}"  # the state stays, what there is to say of it is new
+    return f"run is {fields.get('state')}{_why(fields)}"
+
+
 _TEXTS: Mapping[str, Callable[[_Fields], str]] = {
     "setup_started": lambda _: "setup began",
     "setup_finished": lambda f: (
@@ -75,6 +89,7 @@ _TEXTS: Mapping[str, Callable[[_Fields], str]] = {
     "rank_exited": _exited,
     "generation_ended": lambda f: f"generation {f.get('generation')} ended{_at(f)}: {_cause(f)}",
     "restart_scheduled": _scheduled,
+    "ranks_up": lambda f: f"generation {f.get('generation')} runs, without a session that reports its steps",
     "first_commit": lambda f: f"generation {f.get('generation')} committed step {f.get('step')}",
     "group_given_up": lambda f: f"given up, restarts spent: {f.get('restarts')}; {_cause(f)}",
     "group_done": lambda f: f"done{_at(f)}",
@@ -83,14 +98,14 @@ _TEXTS: Mapping[str, Callable[[_Fields], str]] = {
     "injected": lambda f: (
         f"rehearsal: {f.get('fault')} of rank {f.get('rank')}, generation {f.get('generation')}"
     ),
-    "evicted": lambda f: f"generation {f.get('generation')} evicted at the lighthouse",
+    "evicted": _evicted,
     "swept": lambda f: f"left-over processes ended: {', '.join(map(str, f.get('pids') or ()))}",
     "notice": lambda f: str(f.get("message")),
     "controller_started": lambda f: f"controller runs, pid {f.get('pid')}",
     "agent_connected": lambda f: f"agent of host {f.get('host')} is connected, pid {f.get('pid')}",
     "agent_disconnected": lambda f: f"agent of host {f.get('host')} is gone: {f.get('reason')}",
     "down_requested": lambda f: f"down was asked for: {f.get('reason')}",
-    "run_state": lambda f: f"run is {f.get('state')}{_why(f)}",
+    "run_state": _run_state,
     "run_ended": lambda f: f"run ended: {f.get('state')}{_why(f)}",
     "command": lambda f: f"told to {str(f.get('command')).replace('_', ' ')}{_why(f)}",
 }

@@ -151,7 +151,8 @@ async def _event_lines(run: Run, request: Request, after: int, follow: bool) -> 
 async def _log_lines(stream: AsyncIterator[list[Line]]) -> AsyncIterator[bytes]:
     try:
         async for lines in stream:
-            yield b"".join(_ndjson(line.document()) for line in lines)
+            # An empty line keeps a silent stream alive.
+            yield b"".join(_ndjson(line.document()) for line in lines) or b"\n"
             await asyncio.sleep(0)
     except ChannelError as error:
         # The status line is sent already: the last line of the stream says what went wrong.

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import threading
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ __all__ = ["SCHEMA_VERSION", "Journal", "read_events"]
 
 SCHEMA_VERSION = 1
 _BUSY_TIMEOUT_S = 5.0
+_CHECKPOINT_EVERY = 500  # transactions
+_LARGEST_LOG_PAGES = 16_384  # of 4 KiB
 _SCHEMA = """
 CREATE TABLE events (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -42,6 +45,8 @@ class Journal:
             ConfigError: It is not a journal, or a newer sky-monarch wrote it.
         """
         self._path = path
+        self._since_checkpoint = 0
+        self._checkpointing: threading.Thread | None = None
         fresh = not path.exists()
         if fresh:
             path.touch(mode=0o600)
@@ -58,6 +63,9 @@ class Journal:
     def _open(self) -> None:
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")
+        # A checkpoint waits for the disk. Deaths are not to wait for it: it is made on its own thread, and
+        # here only where that one does not keep up.
+        self._db.execute(f"PRAGMA wal_autocheckpoint = {_LARGEST_LOG_PAGES}")
         self._db.execute("BEGIN IMMEDIATE")
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
         if version == 0:
@@ -95,6 +103,23 @@ class Journal:
             self._last_id = before
             raise
         self._db.execute("COMMIT")
+        self._since_checkpoint += 1
+        if self._since_checkpoint >= _CHECKPOINT_EVERY:
+            self._checkpoint()
+
+    def _checkpoint(self) -> None:
+        """Move what is committed from the log into the database, in the background and one at a time."""
+        if self._checkpointing is not None and self._checkpointing.is_alive():
+            return
+        self._since_checkpoint = 0
+
+        def move() -> None:
+            # What fails now (a full disk) is tried again later; until then the log just grows.
+            with suppress(sqlite3.Error), closing(sqlite3.connect(self._path, timeout=_BUSY_TIMEOUT_S)) as db:
+                db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+        self._checkpointing = threading.Thread(target=move, name="checkpoint", daemon=True)
+        self._checkpointing.start()
 
     def append(self, event: Mapping[str, Any]) -> dict[str, Any] | None:
         """Store one event; inside :meth:`transaction` only.
@@ -134,6 +159,8 @@ class Journal:
 
     def close(self) -> None:
         """Close the file; the journal cannot be used any more."""
+        if self._checkpointing is not None:
+            self._checkpointing.join(_BUSY_TIMEOUT_S)
         self._db.close()
 
 

@@ -7,7 +7,7 @@ large the logs are. Nothing is read ahead of the client.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -23,6 +23,7 @@ _ANSWER_S = 10.0
 _MIN_DELAY_S, _MAX_DELAY_S = 0.05, 0.25
 _DELAY_PER_PROCESS_S = 0.002
 _LATE_OUTPUT_S = 2.0
+_KEEP_ALIVE_S = 5.0
 _FAR = 2**62
 
 
@@ -221,6 +222,8 @@ class LogReader:
     ) -> AsyncIterator[list[Line]]:
         """Lines, process by process; with ``follow`` as they come, until the run has ended.
 
+        A stream that follows yields an empty list, a sign of life, every few seconds in which nothing came.
+
         Args:
             processes: Whose.
             generation: Only this one; None: all.
@@ -235,6 +238,8 @@ class LogReader:
                 async for lines in self._advance(cursor, follow=follow):
                     yield lines
             delay_s = _MIN_DELAY_S
+            loop = asyncio.get_running_loop()
+            spoke_s = loop.time()
             while follow:
                 # Read before the loop looks at the cursors: what came before the end must not be missed.
                 over = self._source.ended()
@@ -245,6 +250,12 @@ class LogReader:
                         yield lines
                 if over:
                     break
+                now_s = loop.time()
+                if moved:
+                    spoke_s = now_s
+                elif now_s - spoke_s >= _KEEP_ALIVE_S:
+                    spoke_s = now_s
+                    yield []
                 floor_s = len(cursors) * _DELAY_PER_PROCESS_S
                 delay_s = _MIN_DELAY_S if moved else min(_MAX_DELAY_S, delay_s * 2)
                 await asyncio.sleep(max(delay_s, floor_s))
@@ -316,13 +327,7 @@ class LogReader:
     async def _end(self, process: Process, generation: int) -> int:
         """Size of the output: the agent answers a question past the end with the end."""
         chunk = await self.read(process, generation, _FAR, 1)
-        if chunk.offset < _FAR:
-            return chunk.offset + len(chunk.data)
-
-        async def beyond(offset: int) -> bool:
-            return not (await self.read(process, generation, offset, 1)).data
-
-        return await _boundary(beyond)
+        return chunk.offset + len(chunk.data)
 
 
 def _count_back(data: bytes, lines: int, *, at_end: bool) -> tuple[int, int | None]:
@@ -338,20 +343,3 @@ def _count_back(data: bytes, lines: int, *, at_end: bool) -> tuple[int, int | No
             return lines, None
         lines -= 1
     return 0, stop + 1
-
-
-async def _boundary(beyond: Callable[[int], Any]) -> int:
-    """Smallest offset for which ``beyond`` holds, found by doubling and halving."""
-    high = CHUNK_BYTES
-    if await beyond(0):
-        return 0
-    while not await beyond(high):
-        high *= 2
-    low = 0
-    while high - low > 1:
-        middle = (low + high) // 2
-        if await beyond(middle):
-            high = middle
-        else:
-            low = middle
-    return high

@@ -25,6 +25,7 @@ __all__ = [
     "Limits",
     "RankExited",
     "RankSpawned",
+    "RanksUp",
     "Release",
     "RestartScheduled",
     "RunPhase",
@@ -315,6 +316,14 @@ class RankExited:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RanksUp:
+    """All ranks of a generation run, and none has a session that could tell of a commit."""
+
+    replica: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FirstCommit:
     """A generation committed its first step."""
 
@@ -391,6 +400,7 @@ Event = (
     | GenerationStarted
     | RankSpawned
     | RankExited
+    | RanksUp
     | FirstCommit
     | GenerationEnded
     | RestartScheduled

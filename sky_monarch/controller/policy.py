@@ -29,6 +29,7 @@ from sky_monarch.controller.model import (
     Limits,
     RankExited,
     RankSpawned,
+    RanksUp,
     Release,
     RestartScheduled,
     RunPhase,
@@ -109,6 +110,7 @@ class _Turn:
         event: GenerationStarted
         | RankSpawned
         | RankExited
+        | RanksUp
         | FirstCommit
         | GenerationEnded
         | RestartScheduled
@@ -135,7 +137,7 @@ class _Turn:
                 if event.failure is not None and group.phase is GroupPhase.DONE:
                     after = f"replica {group.replica}, after it was done: {event.failure}"
                     changes["failed_after"] = group.failed_after or after
-            case FirstCommit():
+            case FirstCommit() | RanksUp():
                 changes = {"phase": GroupPhase.RUNNING, "up": True, "reason": None}
             case GenerationEnded():
                 changes = {"live": frozenset(), "reason": event.reason}
@@ -355,7 +357,8 @@ class _Turn:
         """All that can be done is done: let the ranks leave, then end the run."""
         if self.state.outcome is None:
             self._change(outcome=RunPhase.SUCCEEDED)
-            self._change(reason=self.state.reason or "every replica group is done")
+            leaving = "every replica group is done, the ranks are leaving"
+            self._change(reason=self.state.reason or leaving)
             if any(group.live for group in self.state.groups):
                 self._release("every replica group is done")
                 leave = SetTimer(name="leave", delay_s=self.limits.leave_s, reason="the ranks leave")

@@ -84,13 +84,14 @@ _EVENTS: dict[str, _Checks] = {
     },
     "generation_ended": {**_WHOSE, "cause": _text, "step": _or_none(_unsigned)},
     "restart_scheduled": {**_WHOSE, "delay_s": _number, "restarts_left": _unsigned},
+    "ranks_up": _WHOSE,
     "first_commit": {**_WHOSE, "step": _unsigned},
     "group_given_up": {**_WHOSE, "cause": _text, "restarts": _unsigned},
     "group_done": {**_WHOSE, "step": _or_none(_unsigned)},
     "group_stopped": _WHOSE,
     "standby_ready": {"replica": _unsigned, "rank": _unsigned, "pid": _unsigned},
     "injected": {**_RANK, "injection": _unsigned, "fault": _text},
-    "evicted": {**_WHOSE, "quorum_id": _or_none(_integer)},
+    "evicted": {**_WHOSE, "quorum_id": _or_none(_integer), "orderly": _or_none(_flag)},
     "swept": {"pids": _pids},
     "notice": {"replica": _or_none(_unsigned), "message": _text},
 }
@@ -99,6 +100,7 @@ _CAUSES: dict[str, _Checks] = {
     "startup_limit": {"limit_s": _number},
     "progress_limit": {"limit_s": _number},
     "spawn_failed": {"error": _text},
+    "agent_failed": {"error": _text},
     "stopped": {"reason": _text},
 }
 _STAMP: _Checks = {"seq": _unsigned, "mono_ns": _unsigned, "wall_ms": _unsigned, "event": _text}
@@ -257,6 +259,7 @@ _POLICY: dict[str, Callable[[Mapping[str, Any]], model.Event]] = {
     "generation_started": lambda row: model.GenerationStarted(**_whose(row)),
     "rank_spawned": lambda row: model.RankSpawned(**_rank(row)),
     "rank_exited": _rank_exited,
+    "ranks_up": lambda row: model.RanksUp(**_whose(row)),
     "first_commit": lambda row: model.FirstCommit(**_whose(row)),
     "generation_ended": lambda row: model.GenerationEnded(**_whose(row), reason=describe_cause(row)),
     "restart_scheduled": lambda row: model.RestartScheduled(**_whose(row), mono_ns=row["mono_ns"]),

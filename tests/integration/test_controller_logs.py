@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
+from sky_monarch.controller.logs import Line, LogReader, Process
+from sky_monarch.sdk._api import LogCursor
+from sky_monarch.sdk._archive import Selection
 from tests.support.controllers import ControllerRun, ScriptedAgent, controller
 from tests.support.waiting import eventually
 
@@ -114,6 +118,50 @@ def test_tail_begins_with_the_last_lines(run: ControllerRun, agent: ScriptedAgen
         for tail in (0, 1, 3, 599, 600, 601, 900, 5000):
             got = [line for *_, line in lines(ask(run, agent, replica=0, rank=0, tail=tail))]
             assert got == (first + second)[1300 - min(tail, 1300) :], (size, ending, tail)
+
+
+def test_a_tail_costs_a_handful_of_questions_however_long_the_log_is(
+    run: ControllerRun, agent: ScriptedAgent
+) -> None:
+    agent.logs = {(0, 0, 1): b"line\n" * 2_000_000}
+    asked: list[dict[str, Any]] = []
+    original = agent._answer
+
+    def count(question: dict[str, Any]) -> None:
+        asked.append(question)
+        original(question)
+
+    agent._answer = count
+    got = [line for *_, line in lines(ask(run, agent, replica=0, rank=0, tail=3))]
+    assert got == ["line"] * 3
+    assert len(asked) <= 3, "where it ends, its last part, and what came since"
+
+
+def test_a_silent_stream_shows_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Silent:
+        """A run whose one process prints nothing."""
+
+        def send(self, host: str, command: Mapping[str, Any]) -> bool:
+            reader.answered(host, {"request": command["request"], "offset": 0, "data": b"", "eof": False})
+            return True
+
+        def generations(self, process: Process) -> tuple[int, ...]:
+            return (1,)
+
+        def ended(self) -> bool:
+            return False
+
+    monkeypatch.setattr("sky_monarch.controller.logs._KEEP_ALIVE_S", 0.1)
+    reader = LogReader(Silent())
+
+    async def first() -> list[Line]:
+        stream = reader.lines([Process("local", 0, 0)], generation=None, tail=None, follow=True)
+        async with asyncio.timeout(10):
+            return await anext(stream)
+
+    assert asyncio.run(first()) == []
+    cursor = LogCursor(Selection(), None)
+    assert cursor.accept("") is None, "clients pass over it"
 
 
 def test_setup_has_its_own_output(run: ControllerRun, agent: ScriptedAgent) -> None:

@@ -301,7 +301,7 @@ class ScriptedAgent:
         slot = question["slot"]
         key = None if slot is None else (slot["replica"], slot["rank"], question["generation"])
         data = self.logs.get(key, b"")
-        start = question["offset"]
+        start = min(question["offset"], len(data))
         piece = data[start : start + question["max_bytes"]]
         self.send(
             {

@@ -180,6 +180,7 @@ def test_logs_of_one_process_are_byte_exact(env, start):
 def test_events_are_readable_lines_or_ndjson(cli, start):
     folder, _ = start()
     who = {"wall_ms": 0, "replica": 1, "rank": 0, "generation": 2}
+    leaving = {"wall_ms": 0, "reason": "the ranks are leaving"}
     early = {"step": 30, "cause": "rank_exited", "exit": {"code": 0}, "early": [3, 120]}
     write_lines(
         folder,
@@ -187,6 +188,10 @@ def test_events_are_readable_lines_or_ndjson(cli, start):
         {"id": 1, "event": "rank_exited", **who, "pid": 9, "exit": {"signal": 9}, "oom": True},
         {"id": 2, "event": "generation_ended", **who, **early},
         {"id": 3, "event": "something_new", "wall_ms": 0, "replica": None, "colour": "\x1b[31mred"},
+        {"id": 4, "event": "evicted", **who, "quorum_id": 7, "orderly": False},
+        {"id": 5, "event": "evicted", **who, "quorum_id": 7, "orderly": True},
+        {"id": 6, "event": "run_state", "wall_ms": 0, "state": "RUNNING", "previous": "STARTING"},
+        {**leaving, "id": 7, "event": "run_state", "state": "RUNNING", "previous": "RUNNING"},
     )
     lines = cli("events", "x").stdout.splitlines()
     assert lines[0].endswith("replica 1: rank 0 of generation 2 (pid 9) killed by SIGKILL (out of memory)")
@@ -194,8 +199,14 @@ def test_events_are_readable_lines_or_ndjson(cli, start):
         "replica 1: generation 2 ended at step 30: rank 0 exited with code 0 before the end (3/120)"
     )
     assert lines[2].endswith("something new colour=red")
+    assert lines[3].endswith("replica 1: generation 2 evicted at the lighthouse")
+    assert lines[4].endswith("replica 1: generation 2 has left the lighthouse"), (
+        "in order, no failure"
+    )
+    assert lines[5].endswith(" run is RUNNING")
+    assert lines[6].endswith(" run: the ranks are leaving"), "what has not changed is not told again"
     parsed = [json.loads(line) for line in cli("events", "x", "--json").stdout.splitlines()]
-    assert [event["id"] for event in parsed] == [1, 2, 3]
+    assert [event["id"] for event in parsed] == [1, 2, 3, 4, 5, 6, 7]
 
 
 def test_down_is_repeatable_and_says_what_it_found(cli, start):

@@ -8,12 +8,14 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 
 from sky_monarch.controller.journal import SCHEMA_VERSION, Journal, read_events
 from sky_monarch.errors import ConfigError
+from tests.support.waiting import eventually
 
 
 @pytest.fixture
@@ -142,6 +144,28 @@ while True:
             journal.append({"event": "notice", "wall_ms": 1, "number": number, "text": "x" * 500})
     print(number, flush=True)
 """
+
+
+def test_the_log_is_moved_into_the_database_while_the_writer_goes_on(
+    journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sky_monarch.controller.journal._CHECKPOINT_EVERY", 20)
+    database = tmp_path / "journal.db"
+    for number in range(20):
+        with journal.transaction():
+            journal.append(notice(number=number))
+
+    def moved() -> bool:
+        # Immutable: what is only in the log is not seen, at first not even the table.
+        with closing(sqlite3.connect(f"{database.as_uri()}?immutable=1", uri=True)) as alone:
+            with suppress(sqlite3.DatabaseError):
+                return alone.execute("SELECT count(*) FROM events").fetchone()[0] >= 20
+            return False
+
+    eventually(moved, what="the database has the events without its log")
+    with journal.transaction():
+        journal.append(notice(number=20))
+    assert [event["number"] for event in read_events(database)] == list(range(21))
 
 
 def test_a_killed_writer_loses_nothing_that_it_said_was_stored(tmp_path: Path) -> None:

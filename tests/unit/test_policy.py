@@ -160,6 +160,37 @@ def test_all_groups_done_is_success():
     assert kinds(run.actions, model.Shutdown)
 
 
+def test_while_the_last_ranks_leave_the_reason_says_so():
+    run = Run()
+    run.up()
+    for replica in range(3):
+        run.done(replica, left=False)
+    assert run.state.phase is RunPhase.RUNNING
+    assert run.state.reason == "every replica group is done, the ranks are leaving"
+    for replica in range(3):
+        run.leaves(replica)
+    assert (run.state.phase, run.state.reason) == (RunPhase.SUCCEEDED, "every replica group is done")
+
+
+def test_a_group_without_a_session_runs_once_all_its_ranks_do():
+    run = Run(dataclasses.replace(LIMITS, ranks_per_replica=2))
+    run.connect()
+    run.feed(model.GenerationStarted(replica=0, generation=1))
+    for rank in range(2):
+        run.feed(model.RankSpawned(replica=0, rank=rank, generation=1))
+    assert run.state.groups[0].phase is GroupPhase.STARTING, "a session may still come"
+    run.feed(model.RanksUp(replica=0, generation=1))
+    assert run.state.groups[0].phase is GroupPhase.RUNNING
+    run.feed(
+        model.GenerationEnded(replica=0, generation=1, reason="rank 0 exited with code 7"),
+        model.RestartScheduled(replica=0, generation=2, mono_ns=1),
+    )
+    run.feed(model.GenerationStarted(replica=0, generation=2), model.RanksUp(replica=0, generation=1))
+    assert run.state.groups[0].phase is GroupPhase.STARTING, "an older generation has nothing to say"
+    run.feed(model.RanksUp(replica=0, generation=2))
+    assert (run.state.groups[0].phase, run.state.groups[0].reason) == (GroupPhase.RUNNING, None)
+
+
 def test_success_with_a_group_given_up_says_so():
     run = Run()
     run.up()

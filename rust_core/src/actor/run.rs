@@ -83,7 +83,8 @@ async fn catch_panic<T>(future: impl Future<Output = T>) -> Result<T, Box<dyn An
     .await
 }
 
-fn panic_message(panic: &(dyn Any + Send)) -> String {
+/// The words of a panic.
+pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned())
         .unwrap_or_else(|| "a value that is no text".to_owned())

@@ -1,10 +1,10 @@
 //! What a rank prints: its pipe is read to the last byte, into files, and its last lines are remembered.
 
+use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe::Receiver;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
@@ -25,14 +25,13 @@ const TAIL_BYTES: usize = 32 * 1024;
 const TAIL_CHARS: usize = 1000;
 /// Wanted size of the pipe: a writer meets a slow disk later.
 const PIPE_BYTES: i32 = 1024 * 1024;
-/// Chunks read to catch up with a writer that has ended; a descendant may go on writing for ever.
+/// Chunks read to catch up with a writer that has ended; a descendant may go on writing for ever. The capacity of the
+/// pipe is less, also where `F_SETPIPE_SZ` was not allowed.
 const CATCH_UP_CHUNKS: usize = 64;
 
 enum Control {
     /// What follows goes to another stream; what was written before does not.
     Switch(Target, oneshot::Sender<()>),
-    /// Read what is there now.
-    CatchUp(oneshot::Sender<()>),
     /// Read what is there now, then close.
     Finish(oneshot::Sender<()>),
 }
@@ -70,11 +69,67 @@ impl Tail {
     }
 }
 
+/// What was read from a pipe.
+#[derive(Debug)]
+struct Intake {
+    tail: Tail,
+    /// Read, and not yet on its way to the disk.
+    unwritten: Vec<u8>,
+    buffer: Vec<u8>,
+}
+
+impl Intake {
+    fn keep(&mut self, n: usize) {
+        self.tail.push(&self.buffer[..n]);
+        self.unwritten.extend_from_slice(&self.buffer[..n]);
+    }
+}
+
+/// A pipe and what was read from it. Two read from it, both under the lock, so that the bytes stay in order: a task, as
+/// they come, and whoever wants the last words of a process, which cannot wait for that task or for a disk.
+#[derive(Debug)]
+struct Stream {
+    pipe: Receiver,
+    intake: Mutex<Intake>,
+}
+
+impl Stream {
+    fn intake(&self) -> MutexGuard<'_, Intake> {
+        self.intake.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads once, where the runtime says that there is something. False at the end of the stream.
+    fn take_in(&self) -> bool {
+        let mut intake = self.intake();
+        match self.pipe.try_read(&mut intake.buffer) {
+            Ok(0) => false,
+            Ok(n) => {
+                intake.keep(n);
+                true
+            }
+            Err(cause) => matches!(cause.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted),
+        }
+    }
+
+    /// Reads what is there now, straight from the pipe: the runtime may not have heard of it yet.
+    fn catch_up(&self) -> MutexGuard<'_, Intake> {
+        let mut intake = self.intake();
+        for _ in 0..CATCH_UP_CHUNKS {
+            match nix::unistd::read(&self.pipe, &mut intake.buffer) {
+                Ok(n) if n > 0 => intake.keep(n),
+                Err(nix::errno::Errno::EINTR) => {}
+                _ => break,
+            }
+        }
+        intake
+    }
+}
+
 /// The running capture of one process.
 #[derive(Debug)]
 pub struct Capture {
     control: mpsc::Sender<Control>,
-    tail: Arc<Mutex<Tail>>,
+    stream: Arc<Stream>,
     reader: JoinHandle<()>,
 }
 
@@ -92,10 +147,11 @@ impl Capture {
     pub fn start(pipe: OwnedFd, target: Target, outbox: Outbox, replica: Option<u32>) -> Result<Self> {
         let pipe = Receiver::from_owned_fd(pipe).map_err(|cause| Error::io("read a pipe", cause))?;
         let (control, commands) = mpsc::channel(8);
-        let tail = Arc::new(Mutex::new(Tail::default()));
+        let intake = Intake { tail: Tail::default(), unwritten: Vec::new(), buffer: vec![0; CHUNK] };
+        let stream = Arc::new(Stream { pipe, intake: Mutex::new(intake) });
         let reader =
-            Reader { pipe, writer: Some(Writer::new(target)), tail: Arc::clone(&tail), outbox, replica };
-        Ok(Self { control, tail, reader: tokio::spawn(reader.run(commands)) })
+            Reader { stream: Arc::clone(&stream), writer: Some(Writer::new(target)), outbox, replica };
+        Ok(Self { control, stream, reader: tokio::spawn(reader.run(commands)) })
     }
 
     /// Sends what is printed from now on to another stream.
@@ -106,16 +162,9 @@ impl Capture {
         }
     }
 
-    /// The last lines, those included that the process wrote just before it ended. Waits for `limit` at most.
-    pub async fn tail(&self, limit: Duration) -> Vec<String> {
-        let (done, wait) = oneshot::channel();
-        let asked = async {
-            if self.control.send(Control::CatchUp(done)).await.is_ok() {
-                let _ = wait.await;
-            }
-        };
-        let _ = timeout(limit, asked).await;
-        self.tail.lock().unwrap_or_else(PoisonError::into_inner).lines()
+    /// The last lines, those included that the process wrote just before it ended. Never waits.
+    pub fn tail(&self) -> Vec<String> {
+        self.stream.catch_up().tail.lines()
     }
 
     /// Ends the capture: all that is in the pipe now is still read, within `limit`.
@@ -134,74 +183,59 @@ impl Capture {
 }
 
 struct Reader {
-    pipe: Receiver,
+    stream: Arc<Stream>,
     writer: Option<Writer>,
-    tail: Arc<Mutex<Tail>>,
     outbox: Outbox,
     replica: Option<u32>,
 }
 
 impl Reader {
     async fn run(mut self, mut commands: mpsc::Receiver<Control>) {
-        let mut buffer = vec![0; CHUNK];
         let mut open = true;
         loop {
             tokio::select! {
                 biased;
                 command = commands.recv() => match command {
                     Some(Control::Switch(target, done)) => {
-                        self.catch_up(&mut buffer).await;
+                        drop(self.stream.catch_up());
+                        self.write().await;
                         self.writer = Some(Writer::new(target));
                         let _ = done.send(());
                     }
-                    Some(Control::CatchUp(done)) => {
-                        self.catch_up(&mut buffer).await;
-                        let _ = done.send(());
-                    }
                     Some(Control::Finish(done)) => {
-                        self.catch_up(&mut buffer).await;
+                        drop(self.stream.catch_up());
+                        self.write().await;
                         let _ = done.send(());
                         return;
                     }
                     None => return,
                 },
-                read = self.pipe.read(&mut buffer), if open => match read {
-                    Ok(0) | Err(_) => open = false,
-                    Ok(n) => buffer = self.keep(buffer, n).await,
-                },
-            }
-        }
-    }
-
-    async fn catch_up(&mut self, buffer: &mut Vec<u8>) {
-        for _ in 0..CATCH_UP_CHUNKS {
-            // Straight from the pipe: the runtime may not have heard yet that there is something to read.
-            match nix::unistd::read(&self.pipe, buffer) {
-                Ok(n) if n > 0 => *buffer = self.keep(std::mem::take(buffer), n).await,
-                Err(nix::errno::Errno::EINTR) => {}
-                _ => return,
-            }
-        }
-    }
-
-    /// Remembers and writes `buffer[..n]`, off the runtime: a disk may take its time.
-    async fn keep(&mut self, buffer: Vec<u8>, n: usize) -> Vec<u8> {
-        self.tail.lock().unwrap_or_else(PoisonError::into_inner).push(&buffer[..n]);
-        let Some(mut writer) = self.writer.take() else { return buffer };
-        let written = tokio::task::spawn_blocking(move || {
-            let result = writer.append(&buffer[..n]);
-            (writer, buffer, result)
-        });
-        match written.await {
-            Ok((writer, buffer, result)) => {
-                if let Err(cause) = result {
-                    let message = format!("output of a rank is lost, its log cannot be written: {cause}");
-                    self.outbox.emit(Event::Notice { replica: self.replica, message });
+                ready = self.stream.pipe.readable(), if open => {
+                    open = ready.is_ok() && self.stream.take_in();
+                    // Also where it found nothing: somebody else may have read it.
+                    self.write().await;
                 }
-                self.writer = Some(writer);
-                buffer
             }
-            Err(_) => vec![0; CHUNK],
+        }
+    }
+
+    /// Writes what was read, off the runtime: a disk may take its time. Nothing more is read meanwhile, so a process
+    /// that prints faster than its disk waits for it.
+    async fn write(&mut self) {
+        let bytes = std::mem::take(&mut self.stream.intake().unwritten);
+        if bytes.is_empty() {
+            return;
+        }
+        let Some(mut writer) = self.writer.take() else { return };
+        let written = tokio::task::spawn_blocking(move || {
+            let result = writer.append(&bytes);
+            (writer, result)
+        });
+        let Ok((writer, result)) = written.await else { return };
+        self.writer = Some(writer);
+        if let Err(cause) = result {
+            let message = format!("output of a rank is lost, its log cannot be written: {cause}");
+            self.outbox.emit(Event::Notice { replica: self.replica, message });
         }
     }
 }

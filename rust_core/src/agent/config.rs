@@ -62,7 +62,8 @@ pub struct Service {
 pub struct Limits {
     /// From the first rank that exits with code 0 to the last, where no session says more.
     pub siblings_s: f64,
-    /// From the release of a group that is done to the end of its ranks.
+    /// From the release of a group that is done to the end of its ranks. A last resort: how long a last evaluation may
+    /// take is for the controller to decide, whose own limit is shorter.
     pub drain_s: f64,
     /// From SIGKILL to the end of a process tree.
     pub kill_s: f64,
@@ -74,7 +75,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { siblings_s: 600.0, drain_s: 30.0, kill_s: 60.0, evict_s: 10.0, flush_s: 5.0 }
+        Self { siblings_s: 600.0, drain_s: 900.0, kill_s: 60.0, evict_s: 10.0, flush_s: 5.0 }
     }
 }
 

@@ -1,6 +1,6 @@
 //! What all parts of one agent share.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,6 +10,7 @@ use super::config::Limits;
 use super::env::RunEnv;
 use super::logs::Logs;
 use super::outbox::Outbox;
+use super::pidfd::Process;
 use super::sessions::Sessions;
 use super::spawn::{Request, Spawned, Spawner};
 use super::store::Store;
@@ -45,12 +46,16 @@ pub struct Context {
     pub credentials: Credentials,
     /// Niceness that processes of the job get.
     pub job_nice: i32,
+    /// Niceness of the agent, and of the services that deaths are told to: none of them may wait for ranks.
+    pub own_nice: i32,
     /// Niceness can be lowered again: a process may start niced and become a full one later.
     pub can_renice: bool,
     /// What each group is doing.
     pub groups: Mutex<BTreeMap<u32, GroupSnapshot>>,
     /// Spawns so far.
     pub spawns: AtomicU64,
+    /// Processes that groups have started and not yet seen the end of: group by spawn id.
+    pub owned: Mutex<HashMap<String, (u32, Process)>>,
 }
 
 impl Context {
@@ -62,6 +67,27 @@ impl Context {
     /// What each group is doing.
     pub fn groups(&self) -> MutexGuard<'_, BTreeMap<u32, GroupSnapshot>> {
         self.groups.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn all_owned(&self) -> MutexGuard<'_, HashMap<String, (u32, Process)>> {
+        self.owned.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Remembers a process for the case that its group's own task fails.
+    pub fn own(&self, replica: u32, spawn_id: &str, process: &Process) {
+        self.all_owned().insert(spawn_id.to_owned(), (replica, process.clone()));
+    }
+
+    /// Nothing of that spawn is left.
+    pub fn disown(&self, spawn_id: &str) {
+        self.all_owned().remove(spawn_id);
+    }
+
+    /// What a group has started and not yet seen the end of, by spawn id.
+    pub fn owned(&self, replica: u32) -> Vec<(String, Process)> {
+        let owned = self.all_owned();
+        let of_group = owned.iter().filter(|(_, (of, _))| *of == replica);
+        of_group.map(|(spawn_id, (_, process))| (spawn_id.clone(), process.clone())).collect()
     }
 
     /// Starts a process of the job.

@@ -10,6 +10,7 @@
 mod generation;
 mod live;
 pub mod rank;
+mod rescue;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +19,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep};
 
 use super::budget::{Budget, Verdict};
-use super::context::Shared;
+use super::context::{Context, Shared};
 use super::evict::{self, Evictor};
 use super::inject::Rehearsal;
 use super::mutant;
@@ -26,6 +27,7 @@ use super::sessions::SessionEvent;
 use super::standby::Standbys;
 use crate::protocol::{Cause, Event, GroupPlan, GroupSnapshot, GroupState, RankCommand, Slot};
 use generation::{Ended, Outcome};
+use rescue::Rescue;
 
 /// Messages that may wait for a group; sessions wait behind it.
 const MAILBOX: usize = 1024;
@@ -139,7 +141,14 @@ impl Group {
             group.context.logs.open(Some(group.slot(rank)), 0);
         }
         group.show(group.plan.generation, GroupState::Starting);
-        Ok(Handle { stop, release, task: tokio::spawn(group.run()), grace_s })
+        let rescue = Rescue {
+            context: Arc::clone(&group.context),
+            evictor: Arc::clone(&group.evictor),
+            replica: group.plan.replica,
+            world_size: group.plan.world_size,
+            generation: group.plan.generation,
+        };
+        Ok(Handle { stop, release, task: tokio::spawn(rescue.watch(group.run())), grace_s })
     }
 
     async fn run(mut self) {
@@ -177,7 +186,7 @@ impl Group {
                 Verdict::GiveUp { restarts } => {
                     self.show(number, GroupState::GivenUp);
                     self.emit(Event::GroupGivenUp { replica, generation: number, cause, restarts });
-                    self.retire().await;
+                    retire(&self.context, self.evictor.as_ref(), replica).await;
                     break;
                 }
                 Verdict::Restart { delay_s, left } => {
@@ -203,16 +212,6 @@ impl Group {
         self.standbys.end().await;
         for rank in 0..self.plan.world_size {
             self.context.logs.close(Some(self.slot(rank)), 0);
-        }
-    }
-
-    /// Tells the lighthouse that this group does not come back, so that no start waits for it.
-    async fn retire(&self) {
-        let replica = self.plan.replica;
-        if let Err(error) = self.evictor.retire(replica, seconds(self.context.limits.evict_s)).await {
-            let message =
-                format!("the lighthouse was not told that replica group {replica} is given up: {error}");
-            self.context.outbox.emit(Event::Notice { replica: Some(replica), message });
         }
     }
 
@@ -274,8 +273,22 @@ fn check(plan: &GroupPlan) -> Result<(), String> {
     }
 }
 
-/// The event of a plan that cannot be carried out.
-pub fn refused(plan: &GroupPlan, error: String) -> Event {
+/// Tells the lighthouse that a group does not come back, so that no start waits for it.
+async fn retire(context: &Context, evictor: &dyn Evictor, replica: u32) {
+    if let Err(error) = evictor.retire(replica, seconds(context.limits.evict_s)).await {
+        let message =
+            format!("the lighthouse was not told that replica group {replica} is given up: {error}");
+        context.outbox.emit(Event::Notice { replica: Some(replica), message });
+    }
+}
+
+/// Gives a group up whose plan cannot be carried out.
+pub async fn refuse(context: Shared, plan: GroupPlan, error: String) {
+    let GroupPlan { replica, generation, .. } = plan;
     let cause = Cause::SpawnFailed { error };
-    Event::GroupGivenUp { replica: plan.replica, generation: plan.generation, cause, restarts: 0 }
+    context.outbox.emit(Event::GroupGivenUp { replica, generation, cause, restarts: 0 });
+    // Where its address is what cannot be used, nobody can be told.
+    if let Ok(evictor) = evict::for_lighthouse(plan.lighthouse_control.as_deref(), &context.credentials) {
+        retire(&context, evictor.as_ref(), replica).await;
+    }
 }

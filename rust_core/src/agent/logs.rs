@@ -77,8 +77,9 @@ impl Logs {
             generation => segments::list(&folder, &format!("g{generation}")),
         };
         let limit = max_bytes.clamp(1, MAX_ANSWER) as usize;
-        let (offset, data) = read_from(&streams, offset, limit);
         let end = streams.last().map_or(0, Segment::end);
+        // A question past the end is answered with the end: a reader who wants the last lines learns it at once.
+        let (offset, data) = read_from(&streams, offset.min(end), limit);
         let eof = complete && offset + data.len() as u64 >= end;
         Report::LogChunk { request, offset, data, eof }
     }
@@ -171,6 +172,14 @@ mod tests {
         assert_eq!(ask(&logs, 3, 23, 7), (23, Vec::new(), true));
         logs.open(Some(SLOT), 3);
         assert_eq!(ask(&logs, 3, 23, 7), (23, Vec::new(), false));
+    }
+
+    #[test]
+    fn a_question_past_the_end_is_answered_with_the_end() {
+        let (_root, logs) = logs(&[("g3-000000000010.log", b"0123456789")]);
+        assert_eq!(ask(&logs, 3, 1 << 62, 1), (20, Vec::new(), true));
+        assert_eq!(ask(&logs, 0, 1 << 62, 1), (20, Vec::new(), true));
+        assert_eq!(ask(&logs, 9, 1 << 62, 1), (0, Vec::new(), true), "nothing was printed");
     }
 
     #[test]

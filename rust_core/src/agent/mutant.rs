@@ -11,3 +11,11 @@ pub fn is_on(name: &str) -> bool {
 pub const fn is_on(_name: &str) -> bool {
     false
 }
+
+/// Panics where the defect `name` is selected and `now` is true; does nothing in a build without the feature.
+#[allow(clippy::panic, reason = "the defect itself")]
+pub fn panic_if(name: &str, now: bool) {
+    if now && is_on(name) {
+        panic!("the defect {name} was chosen");
+    }
+}

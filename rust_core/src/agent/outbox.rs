@@ -45,7 +45,8 @@ impl Outbox {
 
     /// Tells an event that happened at `mono_ns`.
     pub fn emit_at(&self, mono_ns: u64, event: Event) {
-        tracing::info!(?event, "event");
+        // The log comes last: its disk may be slow, and the controller is waiting.
+        let logged = tracing::enabled!(tracing::Level::INFO).then(|| event.clone());
         let mut state = self.state();
         state.last_seq += 1;
         let seq = state.last_seq;
@@ -55,6 +56,9 @@ impl Outbox {
         state.events.push_back(Stamped { seq, mono_ns, wall_ms: clock::wall_ms(), event });
         drop(state);
         self.0.changed.notify_one();
+        if let Some(event) = logged {
+            tracing::info!(?event, "event");
+        }
     }
 
     /// Tells how far a rank is, in place of what was told and not sent before.

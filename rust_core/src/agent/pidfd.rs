@@ -72,8 +72,10 @@ impl Process {
                     None => guard.clear_ready(),
                 }
             };
-            registry.with_lock(|pids| pids.remove(&pid));
             let _ = tell.send(Some(Exited { exit, at_ns: clock::mono_ns() }));
+            // First whoever waits for this death: a fork holds the lock for as long as it takes.
+            tokio::task::yield_now().await;
+            registry.with_lock(|pids| pids.remove(&pid));
         });
         Ok(Self { pid, pidfd, exit })
     }

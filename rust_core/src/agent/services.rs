@@ -168,7 +168,7 @@ impl Keeper {
             workdir: None,
             output: output.into(),
             passed,
-            nice: self.context.job_nice,
+            nice: self.context.own_nice,
         };
         let spawned = self.context.spawner.spawn(request).await?;
         write_pid_file(pid_file, spawned.pid)?;

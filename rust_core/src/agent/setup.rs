@@ -88,7 +88,7 @@ async fn run(context: &Shared, plan: &SetupPlan, mut stop: watch::Receiver<bool>
         _ = stop.wait_for(|stop| *stop) => {}
         () = tokio::time::sleep_until(deadline) => timed_out = true,
     }
-    let tail = tracked.capture.tail(Duration::from_secs(1)).await;
+    let tail = tracked.capture.tail();
     let tail = tail.iter().map(|line| env::redact(line, &context.run.token)).collect();
     // After an end in order too: a setup leaves nothing running.
     tracked.end(context, GRACE).await;

@@ -81,7 +81,7 @@ impl Standbys {
             let slot = &mut self.slots[rank];
             if let Some(dead) = slot.standby.take_if(|standby| standby.tracked.process.exit().is_some()) {
                 slot.deaths += 1;
-                let tail = dead.tracked.capture.tail(Duration::from_millis(100)).await;
+                let tail = dead.tracked.capture.tail();
                 let last =
                     tail.last().map(|line| env::redact(line, &self.context.run.token)).unwrap_or_default();
                 let again_s = FIRST_RETRY_S * f64::from(1 << slot.deaths.min(6));
@@ -168,6 +168,7 @@ impl Standby {
         let spawned = context.spawn(argv, env, &plan.workdir, write, Some(theirs), nice).await?;
         let pid = spawned.pid;
         let process = Process::watch(spawned, context.registry.clone())?;
+        context.own(plan.replica, &spawn_id, &process);
         let target = context.logs.target(plan, rank, 0);
         let capture = Capture::start(read, target, context.outbox.clone(), Some(plan.replica))?;
         let (mut read, write) = ours.into_split();

@@ -145,7 +145,7 @@ impl Store {
             Err(_) => {
                 state.deaths += 1;
                 if let Some(helper) = state.helper.take() {
-                    let tail = helper.tracked.capture.tail(Duration::from_millis(100)).await;
+                    let tail = helper.tracked.capture.tail();
                     let last = tail.last().cloned().unwrap_or_default();
                     helper.tracked.end(context, Duration::from_secs(1)).await;
                     return result.map_err(|error| refused(format!("{}; {last}", error.message())));

@@ -140,10 +140,9 @@ impl Supervisor {
                 return;
             }
         }
-        let refused = |error| group::refused(&plan, error);
-        match Group::start(Arc::clone(&self.context), plan.clone(), self.released).map_err(refused) {
+        match Group::start(Arc::clone(&self.context), plan.clone(), self.released) {
             Ok(handle) => drop(self.groups.insert(replica, handle)),
-            Err(event) => self.context.outbox.emit(event),
+            Err(error) => drop(tokio::spawn(group::refuse(Arc::clone(&self.context), plan, error))),
         }
     }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::pidfd;
+use super::{mutant, pidfd};
 
 /// Marks every process of a run.
 pub const RUN_ID: &str = "SKY_MONARCH_RUN_ID";
@@ -64,6 +64,12 @@ impl Entry {
             sid: fields.get(3)?.parse().ok()?,
             start: fields.get(19)?.parse().ok()?,
         })
+    }
+
+    /// The signal that asks it to end: TERM, or KILL where it is stopped. A stopped process would sleep through its grace
+    /// time, and must not wake up to a world that has gone on without it.
+    pub fn last_signal(&self) -> i32 {
+        if self.state == b'T' && !mutant::is_on("wait_for_stopped") { libc::SIGKILL } else { libc::SIGTERM }
     }
 
     const fn is_alive(&self) -> bool {
@@ -122,8 +128,14 @@ pub struct Look {
     pub unclear: bool,
 }
 
-/// The live members of a family.
-pub fn look(family: &Family, registry: &Registry) -> Look {
+/// The live members of a family, looked for beside the runtime: the process table may be long, and deaths are told
+/// meanwhile.
+pub async fn look(family: Family, registry: &Registry) -> Look {
+    let registry = registry.clone();
+    tokio::task::spawn_blocking(move || look_now(&family, &registry)).await.unwrap_or_default()
+}
+
+fn look_now(family: &Family, registry: &Registry) -> Look {
     let own = std::process::id();
     let table = table();
     let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
@@ -215,8 +227,15 @@ pub async fn end(
     let mut kill_from: Option<Instant> = None;
     let (mut looks_empty, mut unclear_looks) = (0, 0);
     loop {
-        let Look { members: left, unclear } = look(&family(), registry);
-        reap_adopted(registry);
+        let (family, ours) = (family(), registry.clone());
+        let looking = tokio::task::spawn_blocking(move || {
+            let seen = look_now(&family, &ours);
+            reap_adopted(&ours);
+            seen
+        });
+        // It fails only where the runtime ends: what is unclear is looked at again.
+        let unseen = Look { unclear: true, ..Look::default() };
+        let Look { members: left, unclear } = looking.await.unwrap_or(unseen);
         let signalled = |told: &HashMap<(u32, u64), i32>| {
             let mut pids: Vec<u32> = told.keys().map(|(pid, _)| *pid).collect();
             pids.sort_unstable();
@@ -244,9 +263,7 @@ pub async fn end(
             }
         }
         for entry in left.values() {
-            // A stopped process would sleep through its grace time, and must not wake up to a world without it.
-            let wanted =
-                if kill_from.is_some() || entry.state == b'T' { libc::SIGKILL } else { libc::SIGTERM };
+            let wanted = if kill_from.is_some() { libc::SIGKILL } else { entry.last_signal() };
             let last = told.entry((entry.pid, entry.start)).or_insert(0);
             if *last != wanted {
                 *last = wanted;
@@ -260,11 +277,12 @@ pub async fn end(
 /// Reaps dead children that have no watcher: what the agent adopted. Returns how many.
 pub fn reap_adopted(registry: &Registry) -> usize {
     let own = std::process::id();
-    // Under the lock no child can be made that is not registered yet.
+    let dead: Vec<u32> =
+        table().into_iter().filter(|e| e.ppid == own && !e.is_alive()).map(|entry| entry.pid).collect();
+    // Under the lock no child can be made that is not registered yet. The table is read before: deaths wait for the lock.
     registry.with_lock(|tracked| {
-        let dead = table().into_iter().filter(|entry| entry.ppid == own && !entry.is_alive());
         let adopted =
-            dead.filter(|entry| !tracked.contains(&entry.pid)).filter_map(|e| i32::try_from(e.pid).ok());
+            dead.iter().filter(|pid| !tracked.contains(pid)).filter_map(|pid| i32::try_from(*pid).ok());
         // SAFETY: a zombie child that nobody else waits for; the status is not wanted.
         adopted
             .filter(|pid| unsafe { libc::waitpid(*pid, std::ptr::null_mut(), libc::WNOHANG) } == *pid)

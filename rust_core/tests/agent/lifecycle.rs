@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sky_monarch_core::protocol::{Cause, Command, Event, Exit, Peer, RankCommand, SetupPlan};
+use sky_monarch_core::protocol::{Cause, Command, Event, Exit, Peer, ProgressLimit, RankCommand, SetupPlan};
 
 use crate::scenario;
 use crate::scene::*;
@@ -75,6 +75,65 @@ async fn a_stop_is_term_first_and_kill_after_the_grace_time(mutant: Option<&'sta
             .await?;
     }
     Ok(())
+}
+
+scenario!(a_stopped_rank_costs_no_grace_time, wait_for_stopped);
+async fn a_stopped_rank_costs_no_grace_time(mutant: Option<&'static str>) -> Outcome {
+    let scene = Scene::new(mutant).await;
+    // Longer than anything here waits.
+    let grace_s = 120.0;
+    let mut alone = session(0, "train", 100_000);
+    alone.recovery.grace_s = grace_s;
+    let mut shelled = shell(1, "sleep 1000");
+    shelled.recovery.grace_s = grace_s;
+    let mut replaced = session(2, "train", 100_000);
+    replaced.recovery.grace_s = grace_s;
+    replaced.recovery.progress_limit_s = ProgressLimit::Seconds(0.5);
+    for plan in [alone, shelled, replaced] {
+        scene.send(start(plan)).await;
+    }
+    for replica in 0..3 {
+        let pid = scene.spawned(replica, 0, 1).await?;
+        if replica == 2 {
+            // A hang: something was committed, then nothing more.
+            let commits = |e: &Event| matches!(e, Event::FirstCommit { replica: 2, .. }).then_some(());
+            scene.event("it commits", commits).await?;
+        }
+        kill(pid, libc::SIGSTOP);
+        eventually("it is stopped", SOON, || {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            stat.contains(") T ")
+        })
+        .await?;
+    }
+    for replica in 0..2 {
+        scene.send(Command::StopGroup { replica, grace_s, reason: "enough".into() }).await;
+        scene
+            .event("it is stopped at once", |e| match e {
+                Event::GroupStopped { replica: r, .. } => (*r == replica).then_some(()),
+                _ => None,
+            })
+            .await?;
+    }
+    scene.spawned(2, 0, 2).await.map(drop)
+}
+
+scenario!(a_group_without_a_session_tells_that_its_ranks_are_up);
+async fn a_group_without_a_session_tells_that_its_ranks_are_up(mutant: Option<&'static str>) -> Outcome {
+    let scene = Scene::new(mutant).await;
+    let mut plain = shell(0, "sleep 1000");
+    plain.world_size = 2;
+    scene.send(start(plain)).await;
+    scene.send(start(session(1, "train", 200))).await;
+    scene
+        .event("the ranks are up", |e| {
+            matches!(e, Event::RanksUp { replica: 0, generation: 1 }).then_some(())
+        })
+        .await?;
+    scene.event("the other is done", |e| matches!(e, Event::GroupDone { .. }).then_some(())).await?;
+    let told: Vec<Event> =
+        scene.events().into_iter().filter(|e| matches!(e, Event::RanksUp { .. })).collect();
+    ensure(told.len() == 1, format!("once, and never of a group with a session: {told:?}"))
 }
 
 scenario!(shutdown_ends_everything_and_the_agent);

@@ -111,6 +111,31 @@ async fn a_full_disk_costs_the_rank_its_log_and_not_its_life(mutant: Option<&'st
         .await
 }
 
+scenario!(a_death_and_its_last_words_do_not_wait_for_the_disk);
+async fn a_death_and_its_last_words_do_not_wait_for_the_disk(mutant: Option<&'static str>) -> Outcome {
+    let scene = Scene::new(mutant).await;
+    let log = scene.path("logs/r0-0/g1-000000000000.log");
+    std::fs::create_dir_all(scene.path("logs/r0-0")).expect("a folder");
+    // Nobody reads from it: whoever opens it to write hangs.
+    nix::unistd::mkfifo(&log, nix::sys::stat::Mode::S_IRWXU).expect("a pipe");
+    let mut plan = shell(0, "echo first; sleep 0.3; echo the reason >&2; exit 3");
+    plan.recovery.max_restarts = 0;
+    scene.send(start(plan)).await;
+    let (tail, delay) = scene
+        .until("the exit", |heard| {
+            heard.events.iter().find_map(|(_, stamped)| match &stamped.event {
+                Event::RankExited { tail, .. } => {
+                    let now_ns = sky_monarch_core::agent::clock::mono_ns();
+                    Some((tail.clone(), now_ns.saturating_sub(stamped.mono_ns)))
+                }
+                _ => None,
+            })
+        })
+        .await?;
+    ensure(tail == ["first", "the reason"], format!("{tail:?}"))?;
+    ensure(delay < 2_000_000_000, format!("{delay} ns after the death"))
+}
+
 scenario!(the_secret_of_the_run_is_shown_nowhere);
 async fn the_secret_of_the_run_is_shown_nowhere(mutant: Option<&'static str>) -> Outcome {
     let scene = Scene::new(mutant).await;

@@ -10,10 +10,9 @@ use sky_monarch_core::protocol::{
 use crate::scenario;
 use crate::scene::*;
 
-scenario!(a_killed_rank_restarts_its_own_group_in_place, skip_evict, drop_restart);
-async fn a_killed_rank_restarts_its_own_group_in_place(mutant: Option<&'static str>) -> Outcome {
-    // Our lighthouse, as a service of the agent.
-    let scene = Scene::with(mutant, |config| {
+/// A scene with our lighthouse, as a service of the agent.
+async fn with_lighthouse(mutant: Option<&'static str>) -> Scene {
+    Scene::with(mutant, |config| {
         let dir = config["run_dir"].as_str().unwrap_or_default().to_owned();
         let json = serde_json::json!({
             "run_id": config["run_id"], "private": config["private"], "min_replicas": 1,
@@ -26,9 +25,19 @@ async fn a_killed_rank_restarts_its_own_group_in_place(mutant: Option<&'static s
             "pid_file": format!("{dir}/lighthouse.pid"), "listen": "127.0.0.1:0",
         }]);
     })
-    .await;
+    .await
+}
+
+/// The control address of that lighthouse.
+fn control_of(scene: &Scene) -> Option<String> {
+    Some(format!("unix:{}", scene.path("lighthouse.sock").display()))
+}
+
+scenario!(a_killed_rank_restarts_its_own_group_in_place, skip_evict, drop_restart);
+async fn a_killed_rank_restarts_its_own_group_in_place(mutant: Option<&'static str>) -> Outcome {
+    let scene = with_lighthouse(mutant).await;
     let mut plan = shell(0, "sleep 1000");
-    plan.lighthouse_control = Some(format!("unix:{}", scene.path("lighthouse.sock").display()));
+    plan.lighthouse_control = control_of(&scene);
     plan.world_size = 2;
     scene.send(start(plan)).await;
     scene.send(start(shell(1, "sleep 1000"))).await;
@@ -295,6 +304,65 @@ async fn a_rehearsed_kill_happens_at_its_step_and_once(mutant: Option<&'static s
             _ => None,
         })
         .await
+}
+
+scenario!(nobody_waits_for_a_group_whose_plan_is_refused);
+async fn nobody_waits_for_a_group_whose_plan_is_refused(mutant: Option<&'static str>) -> Outcome {
+    let scene = with_lighthouse(mutant).await;
+    let mut plan = shell(0, "true");
+    plan.lighthouse_control = control_of(&scene);
+    plan.devices = vec![vec![0], vec![1]];
+    scene.send(start(plan)).await;
+    scene
+        .event("the plan is refused", |e| match e {
+            Event::GroupGivenUp { replica: 0, cause: Cause::SpawnFailed { .. }, .. } => Some(()),
+            _ => None,
+        })
+        .await?;
+    eventually("the lighthouse knows that it does not come", SOON, || {
+        let state = std::fs::read(scene.path("lighthouse.state")).unwrap_or_default();
+        let state: serde_json::Value = serde_json::from_slice(&state).unwrap_or_default();
+        state["fences"]["0"].as_u64() == Some(sky_monarch_core::lighthouse::FOR_GOOD)
+    })
+    .await
+}
+
+/// The agent's own defects cannot be provoked from outside: one is built in.
+#[cfg(feature = "mutants")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_panic_in_the_task_of_a_group_gives_it_up_and_leaves_nobody_unsupervised() {
+    let mut scene = Scene::new(Some("panic_in_group")).await;
+    scene.mutant = None; // it is expected to be caught: with the patience of every other test
+    if let Err(problem) = panics(&scene).await {
+        panic!("{problem}");
+    }
+}
+
+#[cfg(feature = "mutants")]
+async fn panics(scene: &Scene) -> Outcome {
+    let mut victim = shell(0, "setsid sleep 1000 & sleep 1000");
+    victim.world_size = 2;
+    scene.send(start(shell(1, "exec sleep 1000"))).await;
+    scene.send(start(victim)).await;
+    let bystander = scene.spawned(1, 0, 1).await?;
+    let ranks = [scene.spawned(0, 0, 1).await?, scene.spawned(0, 1, 1).await?];
+    let error = scene
+        .event("the group is given up", |e| match e {
+            Event::GroupGivenUp { replica: 0, cause: Cause::AgentFailed { error }, .. } => {
+                Some(error.clone())
+            }
+            _ => None,
+        })
+        .await?;
+    ensure(error.contains("panic_in_group"), error)?;
+    ensure(marked(&scene.run_id) == [bystander], "all of its processes are ended, and no other")?;
+    let events = scene.events();
+    for pid in ranks {
+        let told = |e: &Event| matches!(e, Event::RankExited { pid: p, collateral: true, .. } if *p == pid);
+        ensure(events.iter().any(told), "the end of its ranks is told")?;
+    }
+    kill(bystander, libc::SIGKILL);
+    scene.spawned(1, 0, 2).await.map(drop)
 }
 
 scenario!(a_death_is_heard_of_in_milliseconds);

@@ -18,7 +18,7 @@ use crate::agent::mutant;
 use crate::agent::pidfd::{Exited, Process};
 use crate::agent::progress::Watchdog;
 use crate::agent::store::Lease;
-use crate::agent::tree::{self, Family};
+use crate::agent::tree::{self, Entry, Family};
 use crate::protocol::{Cause, Event, Exit, GroupState, RankCommand, SessionCommand};
 
 /// How a generation came to its end.
@@ -56,6 +56,8 @@ pub(super) struct Generation {
     pub first_exit_0: Option<Instant>,
     pub last_look: Instant,
     pub refilled: bool,
+    /// It was told that all its ranks run without a session.
+    pub up: bool,
     pub oom_kills: u64,
     /// Nothing is rehearsed on it any more.
     pub ending: bool,
@@ -76,6 +78,7 @@ impl Group {
             first_exit_0: None,
             last_look: now,
             refilled: false,
+            up: false,
             oom_kills: oom_kills(),
             ending: false,
         };
@@ -101,7 +104,7 @@ impl Group {
         let survivors = self.end_generation(&mut live, &outcome).await;
         drop(store);
         for rank in live.ranks.drain(..) {
-            rank.finish().await;
+            rank.finish(&self.context).await;
         }
         for rank in 0..self.plan.world_size {
             self.context.logs.close(Some(self.slot(rank)), number);
@@ -158,6 +161,7 @@ impl Group {
         let (read, write) = capture::pipe()?;
         let spawned = self.context.spawn(argv, env, &self.plan.workdir, write, None, 0).await?;
         let process = Process::watch(spawned, self.context.registry.clone())?;
+        self.context.own(self.plan.replica, &spawn_id, &process);
         let target = self.context.logs.target(&self.plan, rank, generation);
         let capture = Capture::start(read, target, self.context.outbox.clone(), Some(self.plan.replica))?;
         Ok((Tracked { process, spawn_id, capture }, false))
@@ -180,12 +184,12 @@ impl Group {
         }
         let context = Arc::clone(&self.context);
         let evictor = Arc::clone(&self.evictor);
-        let evicting = evict(&context, evictor.as_ref(), replica, live.number);
+        let evicting = evict(&context, evictor.as_ref(), (replica, live.number), !died);
         let stop = self.stop.clone();
         let ending = async {
             // The first death is told while the eviction is under way, the rest of the group as it follows.
             if let Outcome::Died(Cause::RankExited { rank, .. }) = outcome {
-                self.tell_exit(live, *rank, false).await;
+                self.tell_exit(live, *rank, false);
             }
             self.end_tree(live, started + grace, &stop).await
         };
@@ -201,7 +205,7 @@ impl Group {
             live.ranks[index].reaped().await;
             let rank = live.ranks[index].rank;
             let collateral = !matches!(outcome, Outcome::Done);
-            self.tell_exit(live, rank, collateral).await;
+            self.tell_exit(live, rank, collateral);
         }
         // The last commits may still have been on their way when their rank died.
         while let Ok(message) = self.mailbox.try_recv() {
@@ -239,12 +243,13 @@ impl Group {
         self.context.sessions.tell_group(self.plan.replica, &command);
         if matches!(self.plan.command, RankCommand::Shell { .. }) {
             let family = Family::Spawns(live.ranks.iter().map(|rank| rank.tracked.root()).collect());
-            for entry in tree::look(&family, &self.context.registry).members.values() {
-                tree::signal(entry, libc::SIGTERM);
+            for entry in tree::look(family, &self.context.registry).await.members.values() {
+                tree::signal(entry, entry.last_signal());
             }
         } else {
             for rank in &live.ranks {
-                let _ = rank.tracked.process.signal(libc::SIGTERM);
+                let wanted = Entry::read(rank.tracked.process.pid).map_or(libc::SIGTERM, |e| e.last_signal());
+                let _ = rank.tracked.process.signal(wanted);
             }
         }
         self.await_exits(live, stop.deadline, true).await;
@@ -258,7 +263,7 @@ impl Group {
             tokio::select! {
                 biased;
                 exit = live.exits.join_next() => match exit {
-                    Some(Ok((rank, _))) => self.tell_exit(live, rank, collateral).await,
+                    Some(Ok((rank, _))) => self.tell_exit(live, rank, collateral),
                     Some(Err(_)) => {}
                     None => return,
                 },
@@ -269,15 +274,15 @@ impl Group {
         }
     }
 
-    /// Tells how a rank ended, once.
-    pub(super) async fn tell_exit(&self, live: &mut Generation, rank: u32, collateral: bool) {
+    /// Tells how a rank ended, once and at once.
+    pub(super) fn tell_exit(&self, live: &mut Generation, rank: u32, collateral: bool) {
         let of = (self.plan.replica, live.number);
         let Some(rank) = live.ranks.iter_mut().find(|r| r.rank == rank) else { return };
         let killed = rank.exit().is_some_and(|exited| exited.exit == Exit::Signal(libc::SIGKILL));
         let kills = if killed { oom_kills() } else { live.oom_kills };
         let oom = killed && !collateral && kills > live.oom_kills;
         live.oom_kills = kills;
-        if let Some((at_ns, event)) = rank.exited_event(&self.context, of, collateral, oom).await {
+        if let Some((at_ns, event)) = rank.exited_event(&self.context, of, collateral, oom) {
             self.context.outbox.emit_at(at_ns, event);
         }
     }
@@ -295,13 +300,18 @@ impl Group {
 
 /// Evicts a generation. A lighthouse that has just died is back in a moment; one that stays away cannot hold the group
 /// back for ever: a new one knows nothing of the dead generation, and the number of the next one fences that off.
-async fn evict(context: &Context, evictor: &dyn Evictor, replica: u32, generation: u64) -> Option<i64> {
+async fn evict(
+    context: &Context,
+    evictor: &dyn Evictor,
+    (replica, generation): (u32, u64),
+    orderly: bool,
+) -> Option<i64> {
     if mutant::is_on("skip_evict") {
         return None;
     }
     match evictor.evict(replica, generation, seconds(context.limits.evict_s)).await {
         Ok(Eviction::Known(quorum_id)) => {
-            context.outbox.emit(Event::Evicted { replica, generation, quorum_id });
+            context.outbox.emit(Event::Evicted { replica, generation, quorum_id, orderly });
             quorum_id
         }
         Ok(Eviction::Untold) => None,

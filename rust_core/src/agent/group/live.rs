@@ -5,8 +5,10 @@ use std::time::Duration;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::generation::{Generation, Outcome};
+use super::rank::Rank;
 use super::{Group, Message, Stop, seconds};
 use crate::agent::clock;
+use crate::agent::mutant;
 use crate::agent::pidfd::Exited;
 use crate::agent::sessions::SessionEvent;
 use crate::protocol::{
@@ -25,7 +27,7 @@ impl Group {
         let mut look = interval(LOOK);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            if live.ranks.iter().all(super::rank::Rank::is_finished) {
+            if live.ranks.iter().all(Rank::is_finished) {
                 return Outcome::Done;
             }
             if self.stop.borrow_and_update().is_some() {
@@ -70,7 +72,7 @@ impl Group {
             });
         }
         live.first_exit_0.get_or_insert_with(Instant::now);
-        self.tell_exit(live, rank, false).await;
+        self.tell_exit(live, rank, false);
         self.show_live(live, self.state(live));
         None
     }
@@ -93,12 +95,20 @@ impl Group {
     }
 
     fn state(&self, live: &Generation) -> GroupState {
-        let no_session = live.ranks.iter().all(|rank| rank.session.is_none());
-        if live.first_commit.is_some() || (no_session && live.started.elapsed() > UP) {
+        if live.first_commit.is_some() || self.is_up(live) {
             GroupState::Running
         } else {
             GroupState::Starting
         }
+    }
+
+    /// It has no session that could tell, and has run long enough to count as up.
+    fn is_up(&self, live: &Generation) -> bool {
+        live.started.elapsed() >= UP && live.ranks.iter().all(|rank| self.has_never_had_a_session(rank))
+    }
+
+    fn has_never_had_a_session(&self, rank: &Rank) -> bool {
+        rank.session.is_none() && !self.session_seen.get(rank.rank as usize).copied().unwrap_or(false)
     }
 
     /// Takes in what a session of this generation says; what older ones say is not heard.
@@ -160,6 +170,7 @@ impl Group {
     /// Looks at everything that time alone changes.
     async fn look(&mut self, live: &mut Generation) -> Option<Cause> {
         let now_s = self.now_s();
+        mutant::panic_if("panic_in_group", self.plan.replica == 0 && live.started.elapsed() > LOOK);
         if live.last_look.elapsed() > AWAY {
             live.ranks.iter_mut().for_each(|rank| rank.watchdog.refresh(now_s));
         }
@@ -167,12 +178,12 @@ impl Group {
         for rank in 0..self.plan.world_size {
             self.rehearse(live, rank);
         }
-        let unknown = |rank: &super::rank::Rank| {
-            rank.session.is_none() && !self.session_seen.get(rank.rank as usize).copied().unwrap_or(false)
-        };
         let late =
             live.ranks.iter().filter(|rank| rank.exit().is_none() && !rank.is_finished()).find_map(|rank| {
-                let watched = rank.session.as_ref().map_or_else(|| !unknown(rank), |session| session.open);
+                let watched = rank
+                    .session
+                    .as_ref()
+                    .map_or_else(|| !self.has_never_had_a_session(rank), |session| session.open);
                 watched.then(|| rank.watchdog.verdict(now_s, &self.plan.recovery)).flatten()
             });
         if late.is_some() {
@@ -184,8 +195,12 @@ impl Group {
         {
             return Some(Cause::ProgressLimit { limit_s });
         }
+        let up = self.is_up(live);
+        if up && !live.up {
+            live.up = true;
+            self.emit(Event::RanksUp { replica: self.plan.replica, generation: live.number });
+        }
         if self.standbys.are_wanted() {
-            let up = live.ranks.iter().all(unknown) && live.started.elapsed() >= UP;
             if !live.refilled && (live.first_commit.is_some() || up) {
                 live.refilled = true;
                 self.standbys.refill();
@@ -261,7 +276,7 @@ impl Group {
                 biased;
                 exit = live.exits.join_next() => match exit {
                     Some(Ok((rank, _))) => {
-                        self.tell_exit(live, rank, false).await;
+                        self.tell_exit(live, rank, false);
                         self.show_live(live, GroupState::Done);
                     }
                     Some(Err(_)) => {}

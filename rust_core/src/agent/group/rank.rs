@@ -13,8 +13,6 @@ use crate::agent::progress::Watchdog;
 use crate::agent::tree::{self, Family, Root};
 use crate::protocol::{Event, Exit};
 
-/// Longest wait for the last lines of a rank that has ended: its death is reported within milliseconds.
-const TAIL_LIMIT: Duration = Duration::from_millis(200);
 /// Longest wait for the bytes that are still in its pipe to be written.
 const FINISH_LIMIT: Duration = Duration::from_secs(5);
 
@@ -40,6 +38,7 @@ impl Tracked {
         let until = Instant::now() + grace;
         let family = || Family::Spawns(HashMap::from([self.root()]));
         tree::end(family, &context.registry, || until, context.limits.kill_s).await;
+        context.disown(&self.spawn_id);
         self.capture.finish(FINISH_LIMIT).await;
     }
 }
@@ -91,8 +90,8 @@ impl Rank {
         (!session.done && step < target).then_some((step, target))
     }
 
-    /// The event of its end, with its last lines.
-    pub async fn exited_event(
+    /// The event of its end, with its last lines. Waits for nothing: a death is told at once.
+    pub fn exited_event(
         &mut self,
         context: &Context,
         (replica, generation): (u32, u64),
@@ -101,7 +100,7 @@ impl Rank {
     ) -> Option<(u64, Event)> {
         let exited = self.exit().filter(|_| !self.told)?;
         self.told = true;
-        let tail = self.tracked.capture.tail(TAIL_LIMIT).await;
+        let tail = self.tracked.capture.tail();
         let tail = tail.iter().map(|line| env::redact(line, &context.run.token)).collect();
         let (rank, pid) = (self.rank, self.tracked.process.pid);
         let event =
@@ -115,7 +114,8 @@ impl Rank {
     }
 
     /// Ends its capture.
-    pub async fn finish(self) {
+    pub async fn finish(self, context: &Context) {
+        context.disown(&self.tracked.spawn_id);
         self.tracked.capture.finish(FINISH_LIMIT).await;
     }
 }
