@@ -16,7 +16,7 @@ use crate::protocol::{
 const LOOK: Duration = Duration::from_millis(200);
 /// A look this late says that the agent itself was not running: silence then proves nothing.
 const AWAY: Duration = Duration::from_secs(5);
-/// Without a session, a rank counts as up (and its standby may be made) this long after its start.
+/// Without a session, a rank counts as up this long after its start.
 const UP: Duration = Duration::from_secs(2);
 
 impl Group {
@@ -185,8 +185,9 @@ impl Group {
             return Some(Cause::ProgressLimit { limit_s });
         }
         if self.standbys.are_wanted() {
-            let up = live.ranks.iter().all(unknown) && live.started.elapsed() >= UP;
-            if !live.refilled && (live.first_commit.is_some() || up) {
+            let quiet_s = live.started.elapsed().as_secs_f64();
+            let silent = live.ranks.iter().all(unknown) && quiet_s >= self.context.limits.standby_s;
+            if !live.refilled && (live.first_commit.is_some() || silent) {
                 live.refilled = true;
                 self.standbys.refill();
             }
