@@ -1,7 +1,7 @@
 """The training session in one page: a script whose replica groups may die and return at any step.
 
-sky-monarch up job.yaml      with `run: python examples/train.py` and `preload: [sky_monarch.training.session]`
-python examples/train.py     the same, alone
+sky-monarch up job.yaml     with `run: python examples/train.py`, `preload: [sky_monarch.training.session]`
+python examples/train.py    the same, alone
 """
 
 import argparse

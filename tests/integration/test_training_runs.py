@@ -149,7 +149,6 @@ def survive_a_hang(workbench: Workbench, *, within_s: float, without: str = "") 
         assert workbench.pids_spawned(name)[0] == [pid_of(before, 0)]
         assert generation_of(workbench.status(name), 0) == 1
     finally:
-        os.kill(victim, signal.SIGCONT)
         workbench.cli("down", name, "--grace", "1")
 
 
@@ -161,3 +160,70 @@ def test_without_the_push_it_stays_stuck(workbench: Workbench) -> None:
     """The mutant of the test above."""
     with pytest.raises(AssertionError, match="not within"):
         survive_a_hang(workbench, within_s=10, without="push")
+
+
+def test_rehearsed_faults_of_the_session_name_their_cause_on_the_first_screen(workbench: Workbench) -> None:
+    job = workbench.job(
+        "faults",
+        run=f"{sys.executable} {ROOT}/examples/train.py --steps 100000 --step-s 0.02",
+        replicas=2,
+        min_replicas=2,
+        recovery={"max_restarts": 1},
+    )
+    faults = ["--inject", "exit:replica=0,step=3", "--inject", "oom:replica=0,step=30"]
+    done = workbench.cli("up", str(job), *faults, timeout_s=START_S)
+    workbench.names.append("faults")
+    assert done.returncode == 4, done.stdout + done.stderr
+    assert "rank 0 exited with code 1" in done.stdout
+    assert "rehearsing a fault: exit with code 1" in done.stdout
+    first_screen = done.stdout.splitlines()[-24:]
+    assert "  MemoryError" in first_screen, first_screen
+    assert any(re.fullmatch(rf"  at {ROOT}/\S+:\d+", line) for line in first_screen), first_screen
+    causes = [record["cause"] for record in workbench.status("faults")["recoveries"]]
+    assert causes == ["rank 0 exited with code 1"] * 2
+
+
+def test_a_plain_torchft_script_survives_a_kill(workbench: Workbench) -> None:
+    job = workbench.job(
+        "raw",
+        run=f"{sys.executable} {ROOT}/examples/raw_torchft.py --steps 200 --step-s 0.1",
+        replicas=2,
+    )
+    name = workbench.up(job)
+    steps = re.compile(r"step (\d+) loss")
+
+    def seen(replica: int) -> list[int]:
+        return [
+            int(step) for step in steps.findall(workbench.cli("logs", name, "--replica", str(replica)).stdout)
+        ]
+
+    eventually(lambda: seen(0) and seen(1), within_s=START_S, every_s=0.3)
+    before = workbench.status(name)
+    os.kill(pid_of(before, 1), signal.SIGKILL)
+    after = workbench.wait_for_end(name, within_s=START_S)
+    assert after["state"] == "SUCCEEDED", after["reason"]
+    assert workbench.pids_spawned(name)[0] == [pid_of(before, 0)]
+    assert len(workbench.pids_spawned(name)[1]) == 2
+    logs = workbench.cli("logs", name).stdout
+    ends = dict(re.findall(r"replica (\d) finished, weights (\[.*\])", logs))
+    assert sorted(ends) == ["0", "1"]
+    assert len(set(ends.values())) == 1, "it healed"
+
+
+def test_a_torchrun_script_runs_unchanged_and_a_death_restarts_its_own_group_only(
+    workbench: Workbench,
+) -> None:
+    job = workbench.job(
+        "plain",
+        run=f"{sys.executable} {ROOT}/examples/plain_script.py --rounds 100",
+        replicas=2,
+        ranks_per_replica=2,
+    )
+    name = workbench.up(job, "--inject", "kill:replica=1,rank=1,after=2")
+    after = workbench.wait_for_end(name, within_s=START_S)
+    assert after["state"] == "SUCCEEDED", after["reason"]
+    for rank in (0, 1):
+        spawned = workbench.pids_spawned(name, rank)
+        assert (len(spawned[0]), len(spawned[1])) == (1, 2)
+    logs = workbench.cli("logs", name).stdout
+    assert logs.count("of 2: 100 rounds, all sums right") == 4

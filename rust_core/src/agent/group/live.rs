@@ -123,7 +123,7 @@ impl Group {
                 }
             }
             SessionEvent::Said(SessionReport::Pause { what, limit_s }) => {
-                tracing::info!(rank, what, limit_s, "a session pauses");
+                tracing::debug!(rank, what, limit_s, "a session pauses");
                 of.watchdog.pause(now_s, limit_s);
             }
             SessionEvent::Said(SessionReport::Done { step }) => {
