@@ -14,6 +14,7 @@ business.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.machinery
 import io
 import json
@@ -186,7 +187,8 @@ def _read_promotion() -> dict[str, str] | None:
 def _announce() -> None:
     """Say that the imports are done, where the other end can hear it."""
     if stat.S_ISSOCK(os.fstat(PROMOTION_FD).st_mode):
-        with socket.socket(fileno=os.dup(PROMOTION_FD)) as peer:
+        # Promoted before it was ready: the other end is closed, and the promotion waits to be read.
+        with socket.socket(fileno=os.dup(PROMOTION_FD)) as peer, contextlib.suppress(ConnectionError):
             peer.sendall(b"ready\n")
 
 

@@ -9,7 +9,8 @@ import resource
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from sky_monarch.errors import ChannelClosedError, ChannelError, PeerRefusedError
@@ -22,6 +23,8 @@ logger = logging.getLogger(__name__)
 _CONNECT_TIMEOUT_S = 5.0
 _POLL_S = 0.5
 _JOIN_S = 2.0
+# A wait for other groups is told after the first of these; each telling holds the watchdog off for the second.
+_PATIENCE_S, _EXCUSE_S = 1.0, 3.0
 # What an out-of-memory rehearsal may still allocate before Python has to raise MemoryError.
 _OOM_HEADROOM_BYTES = 64 * 1024 * 1024
 
@@ -61,6 +64,9 @@ class AgentLink:
         self.released = threading.Event()
         self._on_dead = on_dead
         self._oom_wanted = False
+        self._lock = threading.Lock()
+        self._waiting_since: float | None = None
+        self._paused = False
         self._closed = threading.Event()
         self._client = self._connect(env, target_step)
         self._refusal: PeerRefusedError | None = None
@@ -116,7 +122,29 @@ class AgentLink:
 
     def pause(self, what: str, limit_s: float) -> None:
         """Report that no commit is to be expected for ``limit_s``; 0 ends the pause."""
-        self._tell(lambda client: client.pause(what, limit_s))
+        with self._lock:
+            self._paused = limit_s > 0
+            self._tell(lambda client: client.pause(what, limit_s))
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Around a wait for others: the watchdog must find the one that hangs, not those that wait for it.
+
+        The link's thread keeps telling the agent while this lasts. A process that is stopped, or stuck with
+        the interpreter's lock, tells nothing; and what hangs outside of such a wait is not in one.
+        """
+        self._waiting_since = time.monotonic()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waiting_since = None
+
+    def _excuse(self, client: _Client) -> None:
+        with self._lock:
+            since = self._waiting_since
+            if since is not None and not self._paused and time.monotonic() - since > _PATIENCE_S:
+                client.pause("waiting for other replica groups", _EXCUSE_S)
 
     def close(self) -> None:
         """Say goodbye; idempotent."""
@@ -137,6 +165,7 @@ class AgentLink:
     def _listen(self, client: _Client) -> None:
         while not self._closed.is_set():
             try:
+                self._excuse(client)
                 command = client.recv(_POLL_S)
             except PeerRefusedError as error:
                 self._refusal = error  # a newer generation took this one's place: check() ends it

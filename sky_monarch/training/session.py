@@ -13,40 +13,33 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import logging
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any
 
 import torch
 import torch._dynamo  # the first optimizer would import it: a second of CPU that a warm standby pays early
 from torch import distributed as dist
 
-from sky_monarch.errors import CheckpointError, ConfigError, QuorumError, QuorumTimeoutError
+from sky_monarch.errors import ConfigError, QuorumError
 from sky_monarch.training.agent_link import AgentLink
-from sky_monarch.training.checkpoint import CheckpointFolder, CheckpointPlan, snapshot
+from sky_monarch.training.checkpoint import CheckpointFolder, CheckpointPlan
 from sky_monarch.training.collectives import BUCKET_BYTES, GradientBuckets
 from sky_monarch.training.digest import parameters_digest
+from sky_monarch.training.drain import Drain
 from sky_monarch.training.environment import RankEnvironment
 from sky_monarch.training.manager import SessionManager, quiet_torchft
 from sky_monarch.training.membership import LOCAL_ADDRESS, join_group, make_manager
 from sky_monarch.training.process_group import ResilientGloo
+from sky_monarch.training.rounds import Rounds
 from sky_monarch.training.seeding import batch_generator, seed_everything
+from sky_monarch.training.state import TrainingState
 from sky_monarch.training.timeouts import Timeouts
 
 __all__ = ["Session", "seed_everything"]
 
-logger = logging.getLogger(__name__)
-
-# Failed votes in a row: from the third on the session waits before it asks again; at the last it gives up.
-_PATIENT_FAILURES, _MOST_FAILURES = 3, 100
-_LONGEST_BACKOFF_S = 1.0
-# A healthy replica must outlive the one that it waits for: the watchdog replaces that one meanwhile.
-_QUORUM_TRIES = 3
 # Without an agent nobody says when the donors may leave.
 _LINGER_ALONE_S = 2.0
 _DONOR_POLL_S = 0.1
@@ -96,7 +89,7 @@ class Session:
             raise ConfigError(f"retries is {retries}; it must be at least 0")
         self._env = RankEnvironment.read()
         self._timeouts = Timeouts.derive(timeouts)
-        self._checkpoints = (
+        self._state = TrainingState(
             CheckpointFolder(CheckpointPlan.parse(self._env.checkpoint)) if self._env.checkpoint else None
         )
         self._buckets = GradientBuckets(model.parameters(), bucket_bytes=bucket_bytes)
@@ -105,14 +98,11 @@ class Session:
         self._before_update = before_update
         self._retries = retries
         self._release_limit_s = release_limit_s
-        self._states: dict[str, tuple[Callable[[Any], None], Callable[[], Any]]] = {}
         self._resources = contextlib.ExitStack()
         self._manager: SessionManager | None = None
         self._begun = self._averaged = False
-        self._failures = 0
         self._leader = False
-        self._drain = threading.Event()
-        self._may_interrupt = False
+        self._drain = Drain()
         self.register_state("model", model.load_state_dict, model.state_dict)
         self.register_state("optimizer", optimizer.load_state_dict, optimizer.state_dict)
 
@@ -146,7 +136,7 @@ class Session:
     @property
     def drain_requested(self) -> bool:
         """Whether this process was asked to leave (SIGTERM, or its agent)."""
-        return self._drain.is_set()
+        return self._drain.requested
 
     @property
     def finished(self) -> bool:
@@ -180,11 +170,9 @@ class Session:
         Raises:
             ConfigError: The key is taken, or the session has begun.
         """
-        if key in self._states:
-            raise ConfigError(f"state {key!r} is registered already")
         if self._manager is not None:
             raise ConfigError(f"state {key!r} must be registered before the session is entered")
-        self._states[key] = (load, save)
+        self._state.add(key, load, save)
 
     @contextlib.contextmanager
     def pause(self, what: str, limit_s: float = 600.0) -> Iterator[None]:
@@ -211,15 +199,14 @@ class Session:
         Raises:
             SystemExit: With code 0: this process was asked to leave, and is between two steps.
         """
-        manager = self._entered()
+        self._entered()
         self._link.check()
         if self._begun:
             return True
-        if self.drain_requested:
-            raise SystemExit(0)
+        self._drain.leave_if_requested()
         if self.finished:
             return False
-        self._ask(manager)
+        self._rounds.ask()
         self._begun, self._averaged = True, False
         self._optimizer.zero_grad()
         return True
@@ -236,7 +223,7 @@ class Session:
                 self._vote(manager)
                 if self.finished or attempt == self._retries:
                     break
-                self._ask(manager)
+                self._rounds.ask()
             else:
                 self._buckets.unpack()
                 self._averaged = True
@@ -268,45 +255,17 @@ class Session:
             # Gradients averaged in place cannot be averaged again; kept ones can.
             if self._averaged or self.finished or attempt == self._retries:
                 break
-            self._ask(manager)
+            self._rounds.ask()
         self._begun = False
         return False
 
-    def _ask(self, manager: SessionManager) -> None:
-        """Ask for a quorum; it comes in another thread."""
-        if self._failures > _PATIENT_FAILURES:
-            time.sleep(min(_LONGEST_BACKOFF_S, 0.02 * 2 ** min(self._failures - _PATIENT_FAILURES, 10)))
-        first = manager.quorum_id < 0
-        limit_s = self._timeouts.first_quorum_s if first else self._timeouts.quorum_s
-        manager.start_quorum(timeout=timedelta(seconds=limit_s))
-
-    def _await_quorum(self, manager: SessionManager) -> None:
-        """Wait for the quorum; one that is late is asked for again, since another replica is at fault."""
-        for attempt in range(1, _QUORUM_TRIES + 1):
-            self._may_interrupt = True
-            try:
-                if self.drain_requested:
-                    raise SystemExit(0)
-                manager.wait_quorum()
-            except TimeoutError as error:
-                if attempt == _QUORUM_TRIES:
-                    raise QuorumTimeoutError(
-                        f"replica {self.replica} got no quorum: {error}",
-                        hint="another replica is stuck, or fewer than min_replicas are up",
-                    ) from error
-                logger.warning("no quorum within %g s; asking again", self._timeouts.quorum_s)
-                manager.forget_quorum()
-                self._ask(manager)
-            except RuntimeError as error:
-                raise QuorumError(f"the lighthouse gave no quorum: {error}", hint="is it up?") from error
-            else:
-                return
-            finally:
-                self._may_interrupt = False
-
     def _reduce(self, manager: SessionManager) -> bool:
         """One attempt at averaging; False if it failed, and the vote will then be no."""
-        self._await_quorum(manager)
+        with self._link.waiting():
+            self._rounds.wait()
+            return self._average(manager)
+
+    def _average(self, manager: SessionManager) -> bool:
         if self.finished:
             # The donors have reached the target and reduce no more: voting no still applies the state they
             # gave.
@@ -324,8 +283,7 @@ class Session:
 
     def _begin(self, manager: SessionManager) -> bool:
         """Each attempt at step 0, on every member: go on from a checkpoint, or check that all are equal."""
-        restored = self._restore(manager)
-        if restored:
+        if self._state.restore(manager):
             # The lighthouse must hear of the new step, so this attempt ends here, also for a member that
             # cannot read it.
             manager.report_error(QuorumError(f"continuing from the checkpoint of step {self.step}"))
@@ -343,40 +301,14 @@ class Session:
             )
         return True
 
-    def _restore(self, manager: SessionManager) -> bool:
-        if self._checkpoints is None:
-            return False
-        try:
-            newest = self._checkpoints.load_newest()
-        except CheckpointError as error:
-            logger.warning("starting without a checkpoint: %s", error)
-            return False
-        if newest is None:
-            return False
-        step, state = newest
-        for key, (load, _) in self._states.items():
-            if key in state["states"]:
-                load(state["states"][key])
-        manager.load_state_dict(state["manager"])
-        logger.info("continuing from the checkpoint of step %d", step)
-        return True
-
     def _vote(self, manager: SessionManager) -> bool:
-        committed = bool(manager.should_commit())
+        with self._link.waiting():
+            committed = bool(manager.should_commit())
         if committed:
-            self._failures = 0
-            return True
-        if self.finished:
-            return False
-        self._failures += 1
-        error = manager.errored()
-        cause = error.original_exception if error is not None else "too few replicas"
-        logger.info("step %d was not committed: %s", self.step, str(cause).split("\n", 1)[0])
-        if self._failures >= _MOST_FAILURES:
-            raise QuorumError(
-                f"nothing was committed in {self._failures} attempts; the last failed with: {cause}"
-            )
-        return False
+            self._rounds.passed()
+        elif not self.finished:
+            self._rounds.failed(self.step)
+        return committed
 
     def _commit(self, manager: SessionManager, metrics: Mapping[str, float | torch.Tensor]) -> None:
         if not self._averaged:
@@ -387,19 +319,8 @@ class Session:
         self._begun = self._averaged = False
         self._leader = manager.participating_rank() == 0 and self.rank == 0
         values = {name: float(value) for name, value in metrics.items()} if manager.is_participating() else {}
-        if self._checkpoints is not None:
-            values |= self._save_checkpoint(manager, self._checkpoints)
+        values |= self._state.save(manager, self.step, leader=self._leader)
         self._link.committed(self.step, manager.quorum_id, manager.num_participants(), values)
-
-    def _save_checkpoint(self, manager: SessionManager, folder: CheckpointFolder) -> dict[str, float]:
-        if self._leader and folder.due(self.step):
-            state = {
-                "manager": manager.state_dict(),
-                "states": {key: snapshot(save()) for key, (_, save) in self._states.items()},
-            }
-            if not folder.save(self.step, state):
-                logger.warning("no checkpoint of step %d: the previous one is still being written", self.step)
-        return {"checkpoint_failures": float(folder.failures)} if folder.failures else {}
 
     def _entered(self) -> SessionManager:
         if self._manager is None:
@@ -439,32 +360,21 @@ class Session:
             self._inner, store = join_group(env, self._timeouts)
             self._store = store  # ours to keep alive, where this rank serves it
             self._manager = make_manager(env, self._timeouts, self._gloo, store, undo)
-            for key, (load, save) in self._states.items():
-                self._manager.register_state_dict_fn(key, load, save)
+            self._rounds = Rounds(self._manager, self._timeouts, self._drain)
+            self._state.hand_to(self._manager)
             self._link = AgentLink(env, target_step=self._target_step, on_dead=self._gloo.declare_dead)
             undo.callback(self._link.close)
-            if threading.current_thread() is threading.main_thread():
-                previous = signal.signal(signal.SIGTERM, self._on_sigterm)
-                undo.callback(signal.signal, signal.SIGTERM, previous)
+            self._drain.listen(undo)
             self._resources = undo.pop_all()
         return self
-
-    def _on_sigterm(self, signum: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        self._drain.set()
-        if self._may_interrupt:
-            raise SystemExit(0)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Leave the quorum; after the target step first stay as a donor until nobody needs one."""
         try:
-            if (
-                kind is None
-                and self._checkpoints is not None
-                and not self._checkpoints.wait(self._release_limit_s)
-            ):
-                logger.warning("left while a checkpoint was still being written")
+            if kind is None:
+                self._state.flush(self._release_limit_s)
             if kind is None and self._target_step is not None and self.finished:
                 self._stay_as_donor(self._entered())
             if kind is not None:

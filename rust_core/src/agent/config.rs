@@ -71,11 +71,14 @@ pub struct Limits {
     pub evict_s: f64,
     /// For the controller to store the last events before the agent ends.
     pub flush_s: f64,
+    /// From the start of a rank without a session to its standby. Those with one get it after the first commit, so this
+    /// outlasts their imports, with which a standby must not compete.
+    pub standby_s: f64,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { siblings_s: 600.0, drain_s: 900.0, kill_s: 60.0, evict_s: 10.0, flush_s: 5.0 }
+        Self { siblings_s: 600.0, drain_s: 900.0, kill_s: 60.0, evict_s: 10.0, flush_s: 5.0, standby_s: 30.0 }
     }
 }
 
@@ -127,6 +130,7 @@ impl Config {
             ("limits.kill_s", config.limits.kill_s),
             ("limits.evict_s", config.limits.evict_s),
             ("limits.flush_s", config.limits.flush_s),
+            ("limits.standby_s", config.limits.standby_s),
         ];
         if let Some((field, value)) = seconds.into_iter().find(|(_, value)| !(0.0..=1e9).contains(value)) {
             return Err(bad(format!("`{field}` is {value}, not a number of seconds")));

@@ -15,7 +15,8 @@ const REMEMBERED: usize = 64;
 #[derive(Clone, Debug)]
 pub struct Watchdog {
     since_s: f64,
-    committed: bool,
+    /// Of the last commit.
+    committed_s: Option<f64>,
     paused_until_s: Option<f64>,
     intervals_s: VecDeque<f64>,
 }
@@ -23,18 +24,18 @@ pub struct Watchdog {
 impl Watchdog {
     /// Nothing committed yet; the generation started at `now_s`.
     pub fn new(now_s: f64) -> Self {
-        Self { since_s: now_s, committed: false, paused_until_s: None, intervals_s: VecDeque::new() }
+        Self { since_s: now_s, committed_s: None, paused_until_s: None, intervals_s: VecDeque::new() }
     }
 
     /// A step was committed.
     pub fn committed(&mut self, now_s: f64) {
-        if self.committed && self.paused_until_s.is_none() {
+        // Waits for other groups are told as pauses, and belong to the step: the median forgets the odd evaluation.
+        if let Some(last_s) = self.committed_s.replace(now_s) {
             if self.intervals_s.len() == REMEMBERED {
                 self.intervals_s.pop_front();
             }
-            self.intervals_s.push_back(now_s - self.since_s);
+            self.intervals_s.push_back(now_s - last_s);
         }
-        self.committed = true;
         self.paused_until_s = None;
         self.since_s = now_s;
     }
@@ -53,7 +54,7 @@ impl Watchdog {
 
     /// The limit that is exceeded at `now_s`, if one is.
     pub fn verdict(&self, now_s: f64, recovery: &Recovery) -> Option<Cause> {
-        if !self.committed {
+        if self.committed_s.is_none() {
             let limit_s = recovery.startup_limit_s?;
             return (now_s > self.since_s.max(self.paused_until_s.unwrap_or(0.0)) + limit_s)
                 .then_some(Cause::StartupLimit { limit_s });
@@ -128,6 +129,32 @@ mod tests {
         dog.pause(101.0, 0.0);
         assert_eq!(dog.verdict(105.0, &recovery), None);
         assert!(dog.verdict(107.0, &recovery).is_some());
+    }
+
+    #[test]
+    fn a_rank_that_keeps_saying_that_it_waits_outlives_the_one_that_says_nothing() {
+        let recovery = recovery(ProgressLimit::Seconds(5.0));
+        let (mut waits, mut hangs) = (Watchdog::new(0.0), Watchdog::new(0.0));
+        waits.committed(1.0);
+        hangs.committed(1.0);
+        for now_s in [2.0, 3.0, 4.0, 5.0, 6.0, 7.0] {
+            waits.pause(now_s, 3.0);
+        }
+        assert!(hangs.verdict(7.0, &recovery).is_some());
+        assert_eq!(waits.verdict(7.0, &recovery), None);
+        assert!(waits.verdict(15.5, &recovery).is_some(), "its word does not hold for ever");
+    }
+
+    #[test]
+    fn steps_that_contain_waits_still_count_in_full() {
+        let recovery = recovery(ProgressLimit::Auto);
+        let mut dog = Watchdog::new(0.0);
+        for i in 0..20 {
+            dog.pause(f64::from(i) * 20.0 - 1.0, 3.0);
+            dog.committed(f64::from(i) * 20.0);
+        }
+        assert_eq!(dog.verdict(380.0 + 199.0, &recovery), None);
+        assert!(dog.verdict(380.0 + 201.0, &recovery).is_some());
     }
 
     #[test]

@@ -18,7 +18,7 @@ use crate::protocol::{
 const LOOK: Duration = Duration::from_millis(200);
 /// A look this late says that the agent itself was not running: silence then proves nothing.
 const AWAY: Duration = Duration::from_secs(5);
-/// Without a session, a rank counts as up (and its standby may be made) this long after its start.
+/// Without a session, a rank counts as up this long after its start.
 const UP: Duration = Duration::from_secs(2);
 
 impl Group {
@@ -133,7 +133,7 @@ impl Group {
                 }
             }
             SessionEvent::Said(SessionReport::Pause { what, limit_s }) => {
-                tracing::info!(rank, what, limit_s, "a session pauses");
+                tracing::debug!(rank, what, limit_s, "a session pauses");
                 of.watchdog.pause(now_s, limit_s);
             }
             SessionEvent::Said(SessionReport::Done { step }) => {
@@ -201,7 +201,9 @@ impl Group {
             self.emit(Event::RanksUp { replica: self.plan.replica, generation: live.number });
         }
         if self.standbys.are_wanted() {
-            if !live.refilled && (live.first_commit.is_some() || up) {
+            let quiet_s = live.started.elapsed().as_secs_f64();
+            let silent = live.ranks.iter().all(unknown) && quiet_s >= self.context.limits.standby_s;
+            if !live.refilled && (live.first_commit.is_some() || silent) {
                 live.refilled = true;
                 self.standbys.refill();
             }
