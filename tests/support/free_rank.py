@@ -16,11 +16,13 @@ import argparse
 import os
 import signal
 import sys
+import threading
 import time
 import uuid
 
 from sky_monarch.actors.agent_client import AgentClient
 from sky_monarch.actors.lighthouse_client import LighthouseClient
+from sky_monarch.errors import ChannelError
 
 
 def main() -> int:
@@ -42,6 +44,7 @@ def main() -> int:
 
     print(f"rank {rank} of replica {replica} starts as generation {generation}, pid {os.getpid()}")
     agent = AgentClient.from_env(target_step=options.steps)
+    ears = Ears(agent)
     lighthouse = None
     if rank == 0:
         lighthouse = LighthouseClient(
@@ -76,13 +79,39 @@ def main() -> int:
         )
         print(f"step {step} quorum {quorum['quorum_id']} participants {len(quorum['participants'])}")
     agent.done(step)
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        command = agent.recv(timeout_s=1.0)
-        if command and command["type"] in {"release", "drain"}:
-            break
+    ears.released.wait(60)
     print(f"rank {rank} of replica {replica} is done at step {step}")
+    ears.close()
     return 0
+
+
+class Ears(threading.Thread):
+    """Hears the agent while the main thread works, as the link of a training session does."""
+
+    def __init__(self, agent: AgentClient) -> None:
+        super().__init__(name="ears", daemon=True)
+        self.released = threading.Event()
+        self._agent = agent
+        self._closed = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        while not self._closed.is_set():
+            try:
+                command = self._agent.recv(timeout_s=0.2)
+            except ChannelError:
+                return
+            match command:
+                case {"type": "release" | "drain"}:
+                    self.released.set()
+                case {"type": "inject", "fault": "exit"}:
+                    print("rehearses an exit", flush=True)
+                    os._exit(1)
+
+    def close(self) -> None:
+        """Be back from native code before Python shuts down."""
+        self._closed.set()
+        self.join(2)
 
 
 def act(what: str | None) -> None:

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::pidfd;
+use super::{mutant, pidfd};
 
 /// Marks every process of a run.
 pub const RUN_ID: &str = "SKY_MONARCH_RUN_ID";
@@ -199,6 +199,8 @@ fn ancestors(pid: u32, table: &[Entry]) -> HashSet<u32> {
 pub fn signal(entry: &Entry, signal: i32) {
     let Ok(pidfd) = pidfd::open(entry.pid) else { return };
     if Entry::read(entry.pid).is_some_and(|now| now.start == entry.start) {
+        let name = if signal == libc::SIGKILL { "KILL" } else { "TERM" };
+        tracing::info!(pid = entry.pid, signal = name, "ends a process");
         let _ = pidfd::signal(&pidfd, signal);
     }
 }
@@ -245,8 +247,11 @@ pub async fn end(
         }
         for entry in left.values() {
             // A stopped process would sleep through its grace time, and must not wake up to a world without it.
-            let wanted =
-                if kill_from.is_some() || entry.state == b'T' { libc::SIGKILL } else { libc::SIGTERM };
+            let wanted = if kill_from.is_some() || entry.state == b'T' || mutant::is_on("kill_first") {
+                libc::SIGKILL
+            } else {
+                libc::SIGTERM
+            };
             let last = told.entry((entry.pid, entry.start)).or_insert(0);
             if *last != wanted {
                 *last = wanted;

@@ -244,7 +244,9 @@ impl Group {
             }
         } else {
             for rank in &live.ranks {
-                let _ = rank.tracked.process.signal(libc::SIGTERM);
+                let process = &rank.tracked.process;
+                tracing::info!(pid = process.pid, signal = "TERM", "ends a process");
+                let _ = process.signal(libc::SIGTERM);
             }
         }
         self.await_exits(live, stop.deadline, true).await;
