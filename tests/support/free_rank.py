@@ -6,8 +6,8 @@ with it, and where, is said on its command line::
 
     free_rank.py --steps 120 --step-s 0.05 --do 1:30:exit=3 --do 1:30:raise
 
-Each ``--do REPLICA:STEP:WHAT`` happens in that replica's rank 0, in its first generation only unless WHAT
-ends in ``!``.
+Each ``--do REPLICA[/RANK]:STEP:WHAT`` happens in that rank (0 where none is named), in its first generation
+only unless WHAT ends in ``!``.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ def main() -> int:
 
     replica, rank = int(os.environ["REPLICA_GROUP_ID"]), int(os.environ["RANK"])
     generation = int(os.environ["SKY_MONARCH_GENERATION"])
+    own = f"{replica}/{rank}" if rank else str(replica)
     deeds = [deed.split(":", 2) for deed in options.do]
     mine = {
         int(step): what.rstrip("!")
         for who, step, what in deeds
-        if int(who) == replica and rank == 0 and (generation == 1 or what.endswith("!"))
+        if who.removesuffix("/0") == own and (generation == 1 or what.endswith("!"))
     }
 
     print(f"rank {rank} of replica {replica} starts as generation {generation}, pid {os.getpid()}")
@@ -119,6 +120,8 @@ def act(what: str | None) -> None:
     match (what or "").partition("="):
         case ("exit", _, code):
             sys.exit(int(code or 1))
+        case ("quit", _, code):
+            os._exit(int(code or 1))
         case ("raise", _, text):
             raise ValueError(text or "a mistake in the user's code")
         case ("kill", _, _):
