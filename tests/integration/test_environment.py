@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sys
-from pathlib import Path
 
 from tests.support.runs import FREE_RANK, Workbench, pid_of
 from tests.support.waiting import eventually
@@ -21,11 +20,6 @@ os.rename(name + "~", name)
 time.sleep(300 if os.environ["SKY_MONARCH_GENERATION"] == "1" else 0)
 """
 AWKWARD = "a$b\"c`d'\n=é \\ %s {x} # end"
-
-
-def holders_of(needle: bytes, folder: Path) -> list[Path]:
-    """Files under ``folder`` that hold ``needle``."""
-    return [path for path in folder.rglob("*") if path.is_file() and needle in path.read_bytes()]
 
 
 def dump(workbench: Workbench, *keys: str) -> str:
@@ -56,29 +50,6 @@ def test_values_arrive_unchanged_on_every_replica_and_after_a_restart(workbench:
             "AWKWARD": AWKWARD,
         }, file.name  # fmt: skip
     workbench.cli("down", name)
-
-
-def test_a_secret_is_nowhere_but_in_its_process_and_one_private_file(workbench: Workbench) -> None:
-    workbench.env["WANDB_API_KEY"] = "canary-one-7261"
-    workbench.env["TOKEN"] = "canary-two-9137"
-    job = workbench.job("secret", run=dump(workbench, "WANDB_API_KEY", "TOKEN"), replicas=1)
-    done = workbench.cli("up", str(job), "--detach", "--env", "WANDB_API_KEY", "--secret", "TOKEN")
-    assert done.returncode == 0, done.stderr
-    workbench.names.append("secret")
-    file = workbench.folder / "env-0-0-1.json"
-    eventually(file.exists, within_s=30)
-    assert json.loads(file.read_text()) == {"WANDB_API_KEY": "canary-one-7261", "TOKEN": "canary-two-9137"}
-    for process in workbench.processes("secret"):
-        assert b"canary-" not in Path(f"/proc/{process}/cmdline").read_bytes()
-    workbench.cli("status", "secret", "--json")
-    (holder,) = holders_of(b"canary-", workbench.home)
-    assert holder.name == "private.json"
-    assert holder.stat().st_mode & 0o777 == 0o600
-    for path in [workbench.home, *workbench.home.rglob("*")]:
-        if path.is_dir():
-            assert path.stat().st_mode & 0o077 == 0, path
-    workbench.cli("down", "secret")
-    assert not holders_of(b"canary-", workbench.home), "an ended run needs no secrets"
 
 
 def test_a_rank_gets_the_elastic_environment(workbench: Workbench) -> None:

@@ -30,48 +30,6 @@ def test_a_script_that_knows_nothing_of_us_runs_to_its_end(workbench: Workbench)
     assert workbench.status("plain")["state"] == "SUCCEEDED"
 
 
-@pytest.mark.parametrize("who", ["one", "all"])
-def test_an_exit_code_is_shown_per_rank_and_fails_the_run(workbench: Workbench, who: str) -> None:
-    script = (
-        "import os, sys; sys.exit(7)"
-        if who == "all"
-        else ("import os, sys; sys.exit(7 if os.environ['REPLICA_GROUP_ID'] == '1' else 0)")
-    )
-    job = workbench.job(
-        "seven", run=f'{sys.executable} -c "{script}"', min_replicas=3, recovery={"max_restarts": 1}
-    )
-    done = workbench.cli("up", str(job))
-    assert done.returncode != 0
-    status = workbench.status("seven")
-    assert status["state"] == "FAILED"
-    assert status["groups"][1]["ranks"][0]["exit"] == {"code": 7}
-    assert "7" in done.stdout + done.stderr
-
-
-def test_a_failure_inside_a_pipe_is_a_failure(workbench: Workbench) -> None:
-    job = workbench.job("pipe", run="false | tee x", replicas=1, recovery={"max_restarts": 0})
-    assert workbench.cli("up", str(job)).returncode != 0
-
-
-def test_a_failed_setup_is_named_and_nothing_is_started(workbench: Workbench) -> None:
-    job = workbench.job(
-        "setup",
-        run="touch started",
-        setup="for i in $(seq 30); do echo line $i >&2; done; echo boom >&2; exit 3",
-    )
-    done = workbench.cli("up", str(job))
-    assert done.returncode == 5, done.stdout + done.stderr
-    shown = done.stdout + done.stderr
-    assert "boom" in shown
-    assert "line 12" in shown, "the last 20 lines are shown"
-    assert "3" in shown
-    status = workbench.status("setup")
-    assert status["state"] == "FAILED_SETUP"
-    assert status["setup"]["exit_code"] == 3
-    assert not (workbench.folder / "started").exists()
-    assert not [event for event in workbench.events("setup") if event["event"] == "rank_spawned"]
-
-
 def test_down_ends_everything_and_can_be_said_twice(workbench: Workbench) -> None:
     name = workbench.up(workbench.job("down", run=SLEEPER))
     eventually(lambda: pid_of(workbench.status(name), 2))
@@ -113,26 +71,6 @@ def test_ctrl_c_at_any_moment_of_up_leaves_nothing(workbench: Workbench, seed: i
         eventually(lambda: not workbench.processes("ctrlc"), within_s=10)
 
 
-def test_two_ups_of_one_name_start_one_run(workbench: Workbench) -> None:
-    job = workbench.job("twice", run=SLEEPER)
-    workbench.names.append("twice")
-    with ThreadPoolExecutor(2) as pool:
-        done = list(pool.map(lambda _: workbench.cli("up", str(job), "--detach"), range(2)))
-    assert sorted(one.returncode for one in done) == [0, 7], [one.stderr for one in done]
-    loser = next(one for one in done if one.returncode == 7)
-    assert "attach" in loser.stderr
-    assert "pid" in loser.stderr
-    assert len(list((workbench.home / "runs").glob("twice-*"))) == 1
-
-
-def test_two_runs_live_side_by_side(workbench: Workbench) -> None:
-    names = [
-        workbench.up(workbench.job(name, run=f"{FREE_RANK} --steps 40", replicas=2)) for name in ("a", "b")
-    ]
-    for name in names:
-        assert workbench.wait_for_end(name)["state"] == "SUCCEEDED"
-
-
 @pytest.mark.parametrize("victim", ["controller_pid", "lighthouse"])
 def test_the_head_agent_brings_its_services_back(workbench: Workbench, victim: str) -> None:
     name = workbench.up(workbench.job("services", run=f"{FREE_RANK} --steps 150"))
@@ -153,38 +91,6 @@ def test_ranks_do_not_outlive_their_agent(workbench: Workbench) -> None:
     assert workbench.status(name)["state"] == "LOST"
     assert workbench.cli("down", name).returncode == 0
     eventually(lambda: not workbench.processes(name), within_s=10)
-
-
-def test_grandchildren_go_with_their_rank_and_free_their_port(workbench: Workbench) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    script = workbench.folder / "forks.py"
-    script.write_text(
-        f"""
-import os, socket, sys, time
-listener = socket.socket()
-listener.bind(("127.0.0.1", {port}))
-listener.listen()
-if os.fork() == 0:
-    os.setsid()
-    if os.fork() == 0:
-        time.sleep(300)
-    os._exit(0)
-print("bound", flush=True)
-if os.environ["SKY_MONARCH_GENERATION"] == "1":
-    time.sleep(0.5)
-    os.kill(os.getpid(), 9)
-"""
-    )
-    job = workbench.job("forks", run=f"{sys.executable} {script}", replicas=1)
-    name = workbench.up(job)
-    after = workbench.wait_for_end(name)
-    assert after["state"] == "SUCCEEDED", after["reason"]
-    assert workbench.cli("logs", name).stdout.count("bound") == 2
-    eventually(lambda: not workbench.processes(name), within_s=10)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", port))
 
 
 def test_restarts_leave_no_zombie(workbench: Workbench) -> None:

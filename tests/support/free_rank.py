@@ -6,8 +6,8 @@ with it, and where, is said on its command line::
 
     free_rank.py --steps 120 --step-s 0.05 --do 1:30:exit=3 --do 1:30:raise
 
-Each ``--do REPLICA:STEP:WHAT`` happens in that replica's rank 0, in its first generation only unless WHAT
-ends in ``!``.
+Each ``--do REPLICA[/RANK]:STEP:WHAT`` happens in that rank (0 where none is named), in its first generation
+only unless WHAT ends in ``!``.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ import argparse
 import os
 import signal
 import sys
+import threading
 import time
 import uuid
 
 from sky_monarch.actors.agent_client import AgentClient
 from sky_monarch.actors.lighthouse_client import LighthouseClient
+from sky_monarch.errors import ChannelError
 
 
 def main() -> int:
@@ -33,15 +35,17 @@ def main() -> int:
 
     replica, rank = int(os.environ["REPLICA_GROUP_ID"]), int(os.environ["RANK"])
     generation = int(os.environ["SKY_MONARCH_GENERATION"])
+    own = f"{replica}/{rank}" if rank else str(replica)
     deeds = [deed.split(":", 2) for deed in options.do]
     mine = {
         int(step): what.rstrip("!")
         for who, step, what in deeds
-        if int(who) == replica and rank == 0 and (generation == 1 or what.endswith("!"))
+        if who.removesuffix("/0") == own and (generation == 1 or what.endswith("!"))
     }
 
     print(f"rank {rank} of replica {replica} starts as generation {generation}, pid {os.getpid()}")
     agent = AgentClient.from_env(target_step=options.steps)
+    ears = Ears(agent)
     lighthouse = None
     if rank == 0:
         lighthouse = LighthouseClient(
@@ -76,13 +80,39 @@ def main() -> int:
         )
         print(f"step {step} quorum {quorum['quorum_id']} participants {len(quorum['participants'])}")
     agent.done(step)
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        command = agent.recv(timeout_s=1.0)
-        if command and command["type"] in {"release", "drain"}:
-            break
+    ears.released.wait(60)
     print(f"rank {rank} of replica {replica} is done at step {step}")
+    ears.close()
     return 0
+
+
+class Ears(threading.Thread):
+    """Hears the agent while the main thread works, as the link of a training session does."""
+
+    def __init__(self, agent: AgentClient) -> None:
+        super().__init__(name="ears", daemon=True)
+        self.released = threading.Event()
+        self._agent = agent
+        self._closed = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        while not self._closed.is_set():
+            try:
+                command = self._agent.recv(timeout_s=0.2)
+            except ChannelError:
+                return
+            match command:
+                case {"type": "release" | "drain"}:
+                    self.released.set()
+                case {"type": "inject", "fault": "exit"}:
+                    print("rehearses an exit", flush=True)
+                    os._exit(1)
+
+    def close(self) -> None:
+        """Be back from native code before Python shuts down."""
+        self._closed.set()
+        self.join(2)
 
 
 def act(what: str | None) -> None:
@@ -90,6 +120,8 @@ def act(what: str | None) -> None:
     match (what or "").partition("="):
         case ("exit", _, code):
             sys.exit(int(code or 1))
+        case ("quit", _, code):
+            os._exit(int(code or 1))
         case ("raise", _, text):
             raise ValueError(text or "a mistake in the user's code")
         case ("kill", _, _):

@@ -8,13 +8,17 @@ import signal
 import subprocess
 import sys
 import textwrap
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from sky_monarch.errors import RunNotFoundError
+from sky_monarch.launch.folder import RunFolder, find
+from sky_monarch.sdk.run import Run
 from tests.support.processes import with_variable
-from tests.support.waiting import eventually
+from tests.support.waiting import Hopeless, eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 FREE_RANK = f"{sys.executable} -m tests.support.free_rank"
@@ -22,7 +26,10 @@ ENDED = {"SUCCEEDED", "FAILED", "FAILED_SETUP", "CANCELLED", "LOST"}
 
 
 class Workbench:
-    """Starts jobs through the CLI and looks at them through the CLI.
+    """Starts and ends jobs through the CLI and looks at them through the SDK, as the CLI does.
+
+    A look through the CLI costs a second of a busy core, one through the SDK milliseconds: what a test waits for
+    must not be over before it is seen.
 
     Attributes:
         home: State folder of this workbench.
@@ -109,41 +116,50 @@ class Workbench:
         return name
 
     def status(self, name: str) -> dict[str, Any]:
-        """``status NAME --json``."""
-        done = self.cli("status", name, "--json")
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        """What ``status NAME --json`` prints."""
+        with quiet_sockets(), Run(self.folder_of(name)) as run:
+            return run.status().to_json()
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        """``events NAME --json``."""
-        done = self.cli("events", name, "--json")
-        assert done.returncode == 0, done.stderr
-        return [json.loads(line) for line in done.stdout.splitlines()]
+        """What ``events NAME --json`` prints."""
+        with quiet_sockets(), Run(self.folder_of(name)) as run:
+            return [event.to_json() for event in run.events()]
+
+    def folder_of(self, name: str) -> RunFolder:
+        """The run of that name; "not yet" where there is none."""
+        try:
+            return find(name, self.home)
+        except RunNotFoundError as error:
+            raise AssertionError(str(error)) from error
 
     def wait_for_state(self, name: str, *states: str, within_s: float = 60) -> dict[str, Any]:
         """Wait until the run is in one of ``states`` and return its status."""
 
         def probe() -> dict[str, Any]:
             status = self.status(name)
+            if status["state"] not in states and status["state"] in ENDED:
+                raise Hopeless(f"the run is {status['state']}: {status['reason']}")
             assert status["state"] in states, (status["state"], status["reason"])
             return status
 
-        return eventually(probe, within_s=within_s, every_s=0.1)
+        return eventually(probe, within_s=within_s, every_s=0.05)
 
     def wait_for_end(self, name: str, *, within_s: float = 90) -> dict[str, Any]:
         """Wait until the run has ended and return its status."""
         return self.wait_for_state(name, *ENDED, within_s=within_s)
 
     def wait_for_step(self, name: str, step: int, *, within_s: float = 60) -> dict[str, Any]:
-        """Wait until some group has committed ``step``."""
+        """Wait until every rank runs and some group has committed ``step``."""
 
         def probe() -> dict[str, Any]:
             status = self.status(name)
-            assert status["state"] not in ENDED, (status["state"], status["reason"])
+            if status["state"] in ENDED:
+                raise Hopeless(f"the run is {status['state']}: {status['reason']}")
             assert (status["step"] or 0) >= step, status["step"]
+            assert all(rank["pid"] for group in status["groups"] for rank in group["ranks"]), status["groups"]
             return status
 
-        return eventually(probe, within_s=within_s, every_s=0.1)
+        return eventually(probe, within_s=within_s, every_s=0.05)
 
     def run_folder(self, name: str) -> Path:
         """Newest run folder of that name."""
@@ -175,6 +191,14 @@ def pid_of(status: dict[str, Any], replica: int, rank: int = 0) -> int:
 def generation_of(status: dict[str, Any], replica: int) -> int:
     """Generation of one group."""
     return status["groups"][replica]["generation"]
+
+
+@contextmanager
+def quiet_sockets() -> Iterator[None]:
+    """Without the warning about a socket that httpcore leaves to the garbage collector when a connect fails."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        yield
 
 
 @contextmanager

@@ -12,6 +12,10 @@ T = TypeVar("T")
 PATIENCE = float(os.environ.get("SKY_MONARCH_TEST_PATIENCE", "1"))
 
 
+class Hopeless(Exception):
+    """What a probe raises where waiting longer cannot help."""
+
+
 def eventually(probe: Callable[[], T], *, within_s: float = 20.0, every_s: float = 0.02, what: str = "") -> T:
     """Call ``probe`` until it returns something true, and return that.
 

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use super::mutant;
 use crate::protocol::Recovery;
 
 /// Restarts of one group: those inside the window, and how many in a row brought no progress.
@@ -49,7 +50,7 @@ impl Budget {
     pub fn decide(&mut self, now_s: f64, progressed: bool) -> Verdict {
         self.spent.retain(|spent| now_s - *spent <= self.window_s);
         let restarts = self.restarts(now_s);
-        if restarts >= self.max_restarts {
+        if restarts >= self.max_restarts && !mutant::is_on("no_budget") {
             return Verdict::GiveUp { restarts };
         }
         if progressed {
@@ -63,7 +64,7 @@ impl Budget {
         };
         self.fruitless = self.fruitless.saturating_add(1);
         self.spent.push_back(now_s);
-        Verdict::Restart { delay_s, left: self.max_restarts - restarts - 1 }
+        Verdict::Restart { delay_s, left: self.max_restarts.saturating_sub(restarts + 1) }
     }
 
     /// Restarts spent inside the window that ends at `now_s`.

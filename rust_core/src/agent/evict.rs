@@ -21,6 +21,9 @@ pub enum Eviction {
 /// An eviction under way.
 pub type Evicting<'a> = Pin<Box<dyn Future<Output = Result<Eviction>> + Send + 'a>>;
 
+/// A question under way.
+pub type Asking<'a> = Pin<Box<dyn Future<Output = bool> + Send + 'a>>;
+
 /// Tells the lighthouse that a generation is dead. Called before its replacement is spawned.
 pub trait Evictor: fmt::Debug + Send + Sync {
     /// Evicts `generation` and every older one of `replica`; tries again, where that may help, until `limit` is over.
@@ -29,6 +32,11 @@ pub trait Evictor: fmt::Debug + Send + Sync {
     /// Evicts `replica` for good: nobody waits for it any more.
     fn retire(&self, replica: u32, limit: Duration) -> Evicting<'_> {
         self.evict(replica, FOR_GOOD, limit)
+    }
+
+    /// Whether `generation` of `replica` waits at the lighthouse for a quorum; false where nobody says so in time.
+    fn is_waiting(&self, _replica: u32, _generation: u64, _limit: Duration) -> Asking<'_> {
+        Box::pin(std::future::ready(false))
     }
 }
 
@@ -48,6 +56,23 @@ impl Evictor for ControlClient {
             async move { ControlClient::evict(self, replica, generation, limit).await.map(Eviction::Known) },
         )
     }
+
+    fn is_waiting(&self, replica: u32, generation: u64, limit: Duration) -> Asking<'_> {
+        Box::pin(async move {
+            let state = self.state(limit).await;
+            state.is_ok_and(|json| is_asking(&json, replica, generation))
+        })
+    }
+}
+
+/// Whether a snapshot of the lighthouse shows that a generation asks for a quorum.
+fn is_asking(json: &str, replica: u32, generation: u64) -> bool {
+    let snapshot: serde_json::Value = serde_json::from_str(json).unwrap_or_default();
+    let replicas = snapshot["replicas"].as_array();
+    replicas
+        .into_iter()
+        .flatten()
+        .any(|one| one["replica"] == replica && one["generation"] == generation && one["asking"] == true)
 }
 
 /// The evictor for a lighthouse with this control address; none: TorchFT's.
@@ -55,5 +80,21 @@ pub fn for_lighthouse(control: Option<&str>, credentials: &Credentials) -> Resul
     match control {
         None => Ok(Arc::new(Deaf)),
         Some(address) => Ok(Arc::new(ControlClient::new(address.parse()?, credentials.clone()))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_very_generation_that_asks_counts_as_waiting() {
+        let json = r#"{"replicas": [
+            {"id": "a", "replica": 0, "generation": 2, "asking": true},
+            {"id": "b", "replica": 1, "generation": 1, "asking": false},
+            {"id": "c", "asking": true}]}"#;
+        assert!(is_asking(json, 0, 2));
+        assert!(!is_asking(json, 0, 1) && !is_asking(json, 1, 1) && !is_asking(json, 2, 1));
+        assert!(!is_asking("", 0, 2) && !is_asking("{}", 0, 2));
     }
 }

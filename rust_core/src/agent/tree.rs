@@ -211,6 +211,8 @@ fn ancestors(pid: u32, table: &[Entry]) -> HashSet<u32> {
 pub fn signal(entry: &Entry, signal: i32) {
     let Ok(pidfd) = pidfd::open(entry.pid) else { return };
     if Entry::read(entry.pid).is_some_and(|now| now.start == entry.start) {
+        let name = if signal == libc::SIGKILL { "KILL" } else { "TERM" };
+        tracing::info!(pid = entry.pid, signal = name, "ends a process");
         let _ = pidfd::signal(&pidfd, signal);
     }
 }
@@ -263,7 +265,11 @@ pub async fn end(
             }
         }
         for entry in left.values() {
-            let wanted = if kill_from.is_some() { libc::SIGKILL } else { entry.last_signal() };
+            let wanted = if kill_from.is_some() || mutant::is_on("kill_first") {
+                libc::SIGKILL
+            } else {
+                entry.last_signal()
+            };
             let last = told.entry((entry.pid, entry.start)).or_insert(0);
             if *last != wanted {
                 *last = wanted;

@@ -248,8 +248,9 @@ impl Group {
             }
         } else {
             for rank in &live.ranks {
-                let wanted = Entry::read(rank.tracked.process.pid).map_or(libc::SIGTERM, |e| e.last_signal());
-                let _ = rank.tracked.process.signal(wanted);
+                if let Some(entry) = Entry::read(rank.tracked.process.pid) {
+                    tree::signal(&entry, entry.last_signal());
+                }
             }
         }
         self.await_exits(live, stop.deadline, true).await;

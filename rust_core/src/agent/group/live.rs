@@ -18,6 +18,8 @@ use crate::protocol::{
 const LOOK: Duration = Duration::from_millis(200);
 /// A look this late says that the agent itself was not running: silence then proves nothing.
 const AWAY: Duration = Duration::from_secs(5);
+/// Longest wait for the lighthouse's word on who waits for whom.
+const ASK: Duration = Duration::from_secs(1);
 /// Without a session, a rank counts as up this long after its start.
 const UP: Duration = Duration::from_secs(2);
 
@@ -186,8 +188,11 @@ impl Group {
                     .map_or_else(|| !self.has_never_had_a_session(rank), |session| session.open);
                 watched.then(|| rank.watchdog.verdict(now_s, &self.plan.recovery)).flatten()
             });
-        if late.is_some() {
-            return late;
+        if late.is_some() && !mutant::is_on("no_watchdog") {
+            if !self.waits_for_others(live.number).await {
+                return late;
+            }
+            live.ranks.iter_mut().for_each(|rank| rank.watchdog.refresh(now_s));
         }
         let limit_s = self.context.limits.siblings_s;
         if live.first_exit_0.is_some_and(|at| at.elapsed().as_secs_f64() > limit_s)
@@ -202,7 +207,8 @@ impl Group {
         }
         if self.standbys.are_wanted() {
             let quiet_s = live.started.elapsed().as_secs_f64();
-            let silent = live.ranks.iter().all(unknown) && quiet_s >= self.context.limits.standby_s;
+            let silent = live.ranks.iter().all(|rank| self.has_never_had_a_session(rank))
+                && quiet_s >= self.context.limits.standby_s;
             if !live.refilled && (live.first_commit.is_some() || silent) {
                 live.refilled = true;
                 self.standbys.refill();
@@ -211,6 +217,11 @@ impl Group {
         }
         self.show_live(live, self.state(live));
         None
+    }
+
+    /// Whether a generation commits nothing because a peer does not: then it is the peer that hangs.
+    async fn waits_for_others(&self, generation: u64) -> bool {
+        !mutant::is_on("blame_waiting") && self.evictor.is_waiting(self.plan.replica, generation, ASK).await
     }
 
     /// Carries out the faults that are due for a rank.

@@ -8,6 +8,7 @@ use tokio::time::{Instant, timeout};
 use crate::agent::capture::Capture;
 use crate::agent::context::Context;
 use crate::agent::env;
+use crate::agent::mutant;
 use crate::agent::pidfd::{Exited, Process};
 use crate::agent::progress::Watchdog;
 use crate::agent::tree::{self, Family, Root};
@@ -87,7 +88,7 @@ impl Rank {
     pub fn early(&self) -> Option<(u64, u64)> {
         let session = self.session.as_ref()?;
         let (step, target) = (session.step.unwrap_or(0), session.target?);
-        (!session.done && step < target).then_some((step, target))
+        (!session.done && step < target && !mutant::is_on("accept_early_exit")).then_some((step, target))
     }
 
     /// The event of its end, with its last lines. Waits for nothing: a death is told at once.
