@@ -132,7 +132,13 @@ def launch(plan: LocalPlan, *, ready: Callable[[RunFolder], bool], deadline_s: f
         RunExistsError: A live run has this name.
         LaunchError: The processes did not come up; they are ended, the folder is kept for its logs.
     """
-    folder = _take(plan)
+    try:
+        folder = _take(plan)
+    except OSError as error:
+        raise LaunchError(
+            f"the run folder {plan.run_dir} could not be made: {error.strerror or error}",
+            hint="SKY_MONARCH_STATE_DIR names another place for runs",
+        ) from error
     try:
         _make_private(plan.socket_dir)
         for name, content in plan.files.items():
@@ -143,7 +149,8 @@ def launch(plan: LocalPlan, *, ready: Callable[[RunFolder], bool], deadline_s: f
         with _deaf():
             logs = folder.tail()
             reap(folder, grace_s=_GRACE_S)
-            finish(folder, state="FAILED", reason=f"launch failed: {error}", exit_code=1)
+            with contextlib.suppress(OSError):  # a full disk is told as what it broke first
+                finish(folder, state="FAILED", reason=f"launch failed: {error}", exit_code=1)
         if isinstance(error, OSError):
             raise LaunchError(f"the run could not be started: {error}") from error
         if isinstance(error, LaunchError):
@@ -199,6 +206,11 @@ def finish(folder: RunFolder, *, state: str, reason: str, exit_code: int) -> Map
             "groups": [],
             "recoveries": [],
         }
-        write_json(folder.path / "final.json", final)
+        try:
+            with contextlib.suppress(FileNotFoundError):  # the folder was removed
+                write_json(folder.path / "final.json", final)
+        finally:
+            folder.settle()  # also where the disk is full: secrets do not stay for want of a status
+        return final
     folder.settle()
     return final

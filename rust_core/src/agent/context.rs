@@ -45,6 +45,8 @@ pub struct Context {
     pub credentials: Credentials,
     /// Niceness that processes of the job get.
     pub job_nice: i32,
+    /// Limit of open files that processes of the job get; none: the agent's own.
+    pub job_files: Option<libc::rlimit>,
     /// Niceness can be lowered again: a process may start niced and become a full one later.
     pub can_renice: bool,
     /// What each group is doing.
@@ -76,7 +78,8 @@ impl Context {
     ) -> Result<Spawned> {
         let nice = (self.job_nice + extra_nice).min(19);
         let workdir = Some(PathBuf::from(workdir));
-        self.spawner.spawn(Request { argv, env, workdir, output, passed, nice }).await
+        let files = self.job_files;
+        self.spawner.spawn(Request { argv, env, workdir, output, passed, nice, files }).await
     }
 }
 

@@ -156,10 +156,11 @@ impl Group {
             }
         };
         let (read, write) = capture::pipe()?;
-        let spawned = self.context.spawn(argv, env, &self.plan.workdir, write, None, 0).await?;
-        let process = Process::watch(spawned, self.context.registry.clone())?;
+        // What can fail comes before the process does: one that runs must have somebody who holds it.
         let target = self.context.logs.target(&self.plan, rank, generation);
         let capture = Capture::start(read, target, self.context.outbox.clone(), Some(self.plan.replica))?;
+        let spawned = self.context.spawn(argv, env, &self.plan.workdir, write, None, 0).await?;
+        let process = Process::watch(spawned, self.context.registry.clone())?;
         Ok((Tracked { process, spawn_id, capture }, false))
     }
 
