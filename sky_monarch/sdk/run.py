@@ -23,7 +23,7 @@ __all__ = ["Run"]
 _POLL_S = 0.1
 #: Beyond its grace time a run gets this long to end in order before it is ended from outside.
 _DOWN_MARGIN_S = 20.0
-_ORDER_S = 5.0
+_ORDER_S = 3.0
 
 
 class Run(AbstractContextManager["Run"]):
