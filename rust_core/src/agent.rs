@@ -156,5 +156,11 @@ async fn agent(
     linked.abort();
     serving.abort();
     let _ = std::fs::remove_file(&config.socket);
+    // Sockets outside of the run folder are removed by clients, who find them through it: not where it is gone.
+    if let Some(folder) = config.socket.parent().filter(|_| !config.run_dir.exists())
+        && folder.file_name().is_some_and(|name| name.to_string_lossy().starts_with("sky-monarch-"))
+    {
+        let _ = std::fs::remove_dir_all(folder);
+    }
     Ok(code)
 }

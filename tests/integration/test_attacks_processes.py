@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import is_alive
-from tests.support.runs import Workbench, pid_of
+from tests.support.runs import FREE_RANK, Workbench, pid_of
 from tests.support.waiting import eventually
 
 
@@ -62,9 +62,6 @@ def test_a_service_whose_pid_cannot_be_written_down_runs_once_all_the_same(workb
 
     now = eventually(other_controller)
     assert children_of(status["agent_pid"], "sky_monarch.controller") == [now]
-    os.kill(now, signal.SIGKILL)
-    eventually(lambda: other_controller() not in (None, now))
-    assert len(children_of(status["agent_pid"], "sky_monarch.controller")) == 1
 
 
 def test_a_low_soft_limit_of_open_files_stops_no_group_and_is_handed_on_to_ranks(
@@ -79,3 +76,19 @@ def test_a_low_soft_limit_of_open_files_stops_no_group_and_is_handed_on_to_ranks
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [line for line in done.stdout.splitlines() if line.startswith("[")]
     assert sorted(lines) == sorted(f"[{replica}/0] 64" for replica in range(24))
+
+
+def test_a_lighthouse_that_is_killed_again_and_again_while_it_is_asked_ends_no_rank(
+    workbench: Workbench,
+) -> None:
+    # Long steps of one group keep the requests of the other two under way at nearly every moment.
+    run = f'{FREE_RANK} --steps 25 --step-s "$([ $REPLICA_GROUP_ID = 0 ] && echo 0.3 || echo 0.01)"'
+    name = workbench.up(workbench.job("asked", run=run))
+    before = workbench.wait_for_step(name, 2)
+    pids = {replica: [pid_of(before, replica)] for replica in range(3)}
+    for _ in range(3):
+        known = workbench.status(name)["lighthouse"]["pid"]
+        os.kill(known, signal.SIGKILL)
+        eventually(lambda known=known: workbench.status(name)["lighthouse"]["pid"] not in (None, known))
+    assert workbench.wait_for_end(name)["state"] == "SUCCEEDED"
+    assert workbench.pids_spawned(name) == pids
