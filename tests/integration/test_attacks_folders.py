@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import sky_monarch as sm
 from sky_monarch.errors import SkyMonarchError
 from sky_monarch.launch import local
 from sky_monarch.launch.folder import RunFolder
+from sky_monarch.launch.plan import plan_local
 from tests.support.processes import is_alive
 from tests.support.runs import Workbench
 from tests.support.waiting import eventually
@@ -119,3 +121,36 @@ def test_a_state_folder_that_cannot_be_used_is_named_with_a_way_out(workbench: W
     assert str(workbench.home) in done.stderr
     assert "SKY_MONARCH_STATE_DIR" in done.stderr
     assert "internal error" not in done.stderr
+
+
+def test_a_state_folder_whose_name_is_no_text_is_refused(workbench: Workbench) -> None:
+    workbench.env["SKY_MONARCH_STATE_DIR"] = os.fsdecode(b"/tmp/\xff")
+    done = workbench.cli("up", str(workbench.job("x", run="true")))
+    assert done.returncode == 2
+    assert "SKY_MONARCH_STATE_DIR is not valid UTF-8" in done.stderr
+
+
+def test_sockets_find_a_place_where_state_and_temporary_folder_are_both_too_long(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 100)
+    plan = plan_local(
+        {"name": "x", "replicas": 1},
+        {},
+        run_id="x-20260101-000000-0000",
+        state=deep,
+        temporary=deep / "t",
+        python="python",
+        version="0",
+        token="f00d" * 16,
+        base_env={},
+    )
+    assert len(os.fsencode(plan.socket_dir / "controller.sock")) < 104
+    assert "f00d" not in str(plan.socket_dir), "a path that everybody sees holds no part of the token"
+
+
+def test_a_run_works_in_a_state_folder_of_an_odd_name(workbench: Workbench) -> None:
+    workbench.home = workbench.folder / "st ate ünï ' \" % ?x#"
+    workbench.env["SKY_MONARCH_STATE_DIR"] = str(workbench.home)
+    done = workbench.cli("up", str(workbench.job("odd", run="echo hello", replicas=1)))
+    assert done.returncode == 0, done.stderr
+    assert workbench.cli("logs", "odd").stdout == "[0/0] hello\n"
+    assert workbench.events("odd")
