@@ -177,7 +177,7 @@ class Plans:
             "SKY_MONARCH_LIGHTHOUSE_KIND": self._settings.lighthouse_kind,
             "SKY_MONARCH_TIMEOUTS": json.dumps(timeouts),
         }
-        # TorchFT's default is none: then a lighthouse that dies with a request under way, and is back at once,
+        # TorchFT's default is none: then a lighthouse that dies with requests under way, and is back at once,
         # ends every process that asked, in all groups, and with them the state that all of them held.
         retries = max(1, math.ceil(timeouts["quorum_timeout_s"] / _QUORUM_RETRY_S))
         if _QUORUM_RETRIES not in self._envs:

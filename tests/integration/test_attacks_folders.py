@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,15 @@ DAMAGED = {
 }
 
 
+def error_of(read: Callable[[str], Iterable[object]], run_id: str) -> str:
+    """What reading to the end fails with; the folder's own name where it does not."""
+    try:
+        list(read(run_id))
+    except (SkyMonarchError, OSError) as error:
+        return str(error)
+    return str(sm.attach(run_id).folder.path)
+
+
 def damage(runs: Path) -> dict[str, Path]:
     """One run folder for each entry of ``DAMAGED``."""
     folders = {}
@@ -67,10 +77,7 @@ def test_a_damaged_run_folder_hides_no_other_run_and_can_be_looked_at_and_ended(
         assert status.run_id == folder.name, name
         assert status.ended, name
         for read in (sm.events, sm.logs):
-            try:
-                list(read(folder.name))
-            except (SkyMonarchError, OSError) as error:
-                assert str(folder) in str(error), "the error names what is broken"
+            assert str(folder) in error_of(read, folder.name), "an error names what is broken"
         assert sm.down(folder.name).ended, name
     shown = workbench.cli("status", "--all")
     assert shown.returncode == 0, shown.stderr

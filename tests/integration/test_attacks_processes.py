@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import resource
 import signal
@@ -78,6 +80,18 @@ def test_a_low_soft_limit_of_open_files_stops_no_group_and_is_handed_on_to_ranks
     assert sorted(lines) == sorted(f"[{replica}/0] 64" for replica in range(24))
 
 
+def written_pid(file: Path, *, other_than: int) -> int:
+    """The pid in a service's pid file, once it is another one."""
+
+    def read() -> int | None:
+        with contextlib.suppress(FileNotFoundError):
+            pid = int(json.loads(file.read_text())["pid"])
+            return pid if pid != other_than else None
+        return None
+
+    return eventually(read)
+
+
 def test_a_lighthouse_that_is_killed_again_and_again_while_it_is_asked_ends_no_rank(
     workbench: Workbench,
 ) -> None:
@@ -86,9 +100,9 @@ def test_a_lighthouse_that_is_killed_again_and_again_while_it_is_asked_ends_no_r
     name = workbench.up(workbench.job("asked", run=run))
     before = workbench.wait_for_step(name, 2)
     pids = {replica: [pid_of(before, replica)] for replica in range(3)}
+    known = written_pid(workbench.run_folder(name) / "lighthouse.pid", other_than=0)
     for _ in range(3):
-        known = workbench.status(name)["lighthouse"]["pid"]
         os.kill(known, signal.SIGKILL)
-        eventually(lambda known=known: workbench.status(name)["lighthouse"]["pid"] not in (None, known))
+        known = written_pid(workbench.run_folder(name) / "lighthouse.pid", other_than=known)
     assert workbench.wait_for_end(name)["state"] == "SUCCEEDED"
     assert workbench.pids_spawned(name) == pids

@@ -86,7 +86,7 @@ def main() -> int:
 
 
 def ask(lighthouse: LighthouseClient, name: str, step: int, *, timeout_s: float) -> dict[str, Any]:
-    """A quorum; as TorchFT's manager, try again as often as it is told where the lighthouse dies meanwhile."""
+    """A quorum. Like TorchFT's manager, it asks again as often as it is told where the lighthouse dies."""
     retries = int(os.environ.get("TORCHFT_QUORUM_RETRIES", "0"))
     deadline = time.monotonic() + timeout_s
     while True:
