@@ -47,7 +47,9 @@ def run() -> None:
     with tempfile.TemporaryDirectory() as folder:
         bare = Path(folder) / "bare.py"
         bare.write_text(
-            BARE_APP.format(commands="".join(BARE_COMMAND.format(number=n) for n in range(len(app.registered_commands))))
+            BARE_APP.format(
+                commands="".join(BARE_COMMAND.format(number=n) for n in range(len(app.registered_commands)))
+            )
         )
         peers = {
             "sky-monarch --help": [sys.executable, "-m", "sky_monarch", "--help"],

@@ -15,6 +15,7 @@ pub mod config;
 pub mod context;
 pub mod env;
 pub mod evict;
+pub mod files;
 pub mod group;
 pub mod inject;
 pub mod link;
@@ -70,6 +71,7 @@ pub fn run(config_json: &str) -> Result<i32> {
     // SAFETY: resets a disposition; no handler of ours exists yet.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
     tree::become_subreaper()?;
+    let files = files::raise();
     // SAFETY: integers only; niceness of the calling thread, which every thread made from here on inherits.
     let job_nice = unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) };
     // SAFETY: as above. Without the right to it, nothing changes.
@@ -81,18 +83,26 @@ pub fn run(config_json: &str) -> Result<i32> {
         .enable_all()
         .build()
         .map_err(|cause| Error::io("start the runtime", cause))?;
-    let code = runtime.block_on(agent(config, token, controller, (job_nice, own_nice), can_renice));
+    let inherited = Inherited { nice: job_nice, own_nice, can_renice, files };
+    let code = runtime.block_on(agent(config, token, controller, inherited));
     // A disk that hangs may hold a log writer: the agent's end does not wait for it.
     runtime.shutdown_timeout(std::time::Duration::from_secs(2));
     code
+}
+
+/// What the agent was started with and has changed for itself: its children get it back.
+struct Inherited {
+    nice: i32,
+    own_nice: i32,
+    can_renice: bool,
+    files: Option<libc::rlimit>,
 }
 
 async fn agent(
     config: Config,
     token: config::Token,
     controller: Address,
-    (job_nice, own_nice): (i32, i32),
-    can_renice: bool,
+    inherited: Inherited,
 ) -> Result<i32> {
     let io = |cause| Error::io("listen for signals", cause);
     let signals = (
@@ -123,9 +133,10 @@ async fn agent(
         logs: Logs::new(config.run_dir.join("logs")),
         store: Store::new(fallback_python),
         credentials: credentials.clone(),
-        job_nice,
-        own_nice,
-        can_renice,
+        job_nice: inherited.nice,
+        own_nice: inherited.own_nice,
+        can_renice: inherited.can_renice,
+        job_files: inherited.files,
         groups: std::sync::Mutex::default(),
         spawns: std::sync::atomic::AtomicU64::new(1),
         owned: std::sync::Mutex::default(),
@@ -149,5 +160,11 @@ async fn agent(
     linked.abort();
     serving.abort();
     let _ = std::fs::remove_file(&config.socket);
+    // Sockets outside of the run folder are removed by clients, who find them through it: not where it is gone.
+    if let Some(folder) = config.socket.parent().filter(|_| !config.run_dir.exists())
+        && folder.file_name().is_some_and(|name| name.to_string_lossy().starts_with("sky-monarch-"))
+    {
+        let _ = std::fs::remove_dir_all(folder);
+    }
     Ok(code)
 }

@@ -1,5 +1,6 @@
 //! A client of the lighthouse, TorchFT's or ours.
 
+use std::error::Error as _;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -144,6 +145,8 @@ async fn within<T>(
                 Code::InvalidArgument => ErrorKind::InvalidInput,
                 Code::Unauthenticated | Code::PermissionDenied => ErrorKind::Refused,
                 Code::Unavailable => ErrorKind::Closed,
+                // Not what the lighthouse says, but that it could say nothing: it died with the request under way.
+                Code::Unknown if status.source().is_some() => ErrorKind::Closed,
                 _ => ErrorKind::Quorum,
             };
             Err(Error::new(kind, operation, status.message()).with_source(status))

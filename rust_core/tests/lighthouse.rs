@@ -468,8 +468,8 @@ async fn status_and_metrics_show_steps_and_reasons_to_who_has_the_token() {
     }
     assert_eq!(
         lighthouse.get("/replica/r1:a/kill", &bearer).await.0,
-        200,
-        "unknown paths get gRPC's own answer"
+        401,
+        "TorchFT's page that ends a trainer: nothing here, and no answer that looks like a success"
     );
 }
 

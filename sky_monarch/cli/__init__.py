@@ -61,6 +61,7 @@ app.command("lighthouse", hidden=True)(processes.lighthouse)
 
 def main() -> None:
     """Entry point of the ``sky-monarch`` command."""
+    _output.open_standard_streams()
     try:
         app()
     except SystemExit as leaving:

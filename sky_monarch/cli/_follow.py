@@ -223,7 +223,7 @@ def follow(
             )
             view.finish(status, failures)
     except BrokenPipeError:
-        if stop is None and not run.status().ended:
+        if stop is None and not run.over:
             say(f"nobody reads the output any more; the run goes on: sky-monarch attach {run.name}")
         raise
     finally:

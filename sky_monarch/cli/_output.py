@@ -19,6 +19,7 @@ __all__ = [
     "columns",
     "is_terminal",
     "number",
+    "open_standard_streams",
     "plain",
     "print_json",
     "print_line",
@@ -32,6 +33,23 @@ INTERRUPTED = 130
 _BROKEN_PIPE = 141  # what a shell reports of a process that SIGPIPE ended
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+
+
+def open_standard_streams() -> None:
+    """Put /dev/null where stdin, stdout or stderr is closed (``>&-``).
+
+    Otherwise Python has no such stream at all, and the next file or socket gets its number.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
 class _Mode:

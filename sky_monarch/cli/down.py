@@ -39,7 +39,7 @@ def down(
     for name in chosen:
         try:
             with sdk.attach(name) as run:
-                gone = run.status(patience_s=2.0).ended and not run.leftovers()
+                gone = run.over  # never by asking a controller, which may be what hangs
                 final = run.down(grace_s=grace)
         except SkyMonarchError as error:
             if len(chosen) == 1:

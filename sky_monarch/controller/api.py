@@ -204,7 +204,7 @@ async def _body(request: Request) -> dict[str, Any]:
             raise ConfigError(f"the body is larger than {_MAX_BODY_BYTES} bytes")
     try:
         value = json.loads(body or b"{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError("the body is not JSON") from error
     if not isinstance(value, dict):
         raise ConfigError("the body is not a JSON object")

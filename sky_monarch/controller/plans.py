@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Collection, Mapping
@@ -21,6 +22,9 @@ DEVICE_ENV = "HIP_VISIBLE_DEVICES"
 
 _MIB = 1024 * 1024
 _INHERITED = "SKY_MONARCH_"
+_QUORUM_RETRIES = "TORCHFT_QUORUM_RETRIES"
+_QUORUM_RETRY_S = 0.25
+"""Pause between two tries: TorchFT divides the time of a quorum by their number."""
 
 
 def build_environment(
@@ -167,11 +171,17 @@ class Plans:
 
     def _rank_variables(self) -> dict[str, str]:
         """What only the controller knows; the agent adds what it knows."""
+        timeouts = self._job.lighthouse.timeouts()
         variables = {
             "SKY_MONARCH_MIN_REPLICAS": str(self._job.min_replicas),
             "SKY_MONARCH_LIGHTHOUSE_KIND": self._settings.lighthouse_kind,
-            "SKY_MONARCH_TIMEOUTS": json.dumps(self._job.lighthouse.timeouts()),
+            "SKY_MONARCH_TIMEOUTS": json.dumps(timeouts),
         }
+        # TorchFT's default is none: then a lighthouse that dies with requests under way, and is back at once,
+        # ends every process that asked, in all groups, and with them the state that all of them held.
+        retries = max(1, math.ceil(timeouts["quorum_timeout_s"] / _QUORUM_RETRY_S))
+        if _QUORUM_RETRIES not in self._envs:
+            variables[_QUORUM_RETRIES] = str(retries)
         if (checkpoint := self._job.checkpoint) is not None:
             folder = os.path.normpath(self._workdir / Path(checkpoint.to).expanduser())
             plan = {"to": folder, "every_steps": checkpoint.every_steps, "keep": checkpoint.keep}

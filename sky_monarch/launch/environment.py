@@ -7,6 +7,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from sky_monarch.errors import ConfigError
+
 __all__ = ["agent_environment", "caller_value", "job_environment", "state_dir"]
 
 _STATE_DIR = "SKY_MONARCH_STATE_DIR"
@@ -60,9 +62,15 @@ _KEPT_PREFIXES = ("LC_", "PYTHON", "XDG_", "ASAN_", "LSAN_", "TSAN_", "COVERAGE_
 
 
 def state_dir(environ: Mapping[str, str] | None = None) -> Path:
-    """Where runs live: ``SKY_MONARCH_STATE_DIR``, else the platform's state folder of the user."""
+    """Where runs live: ``SKY_MONARCH_STATE_DIR``, else the platform's state folder of the user.
+
+    Raises:
+        ConfigError: The name of the folder is no text, so no file could hold it.
+    """
     chosen = (os.environ if environ is None else environ).get(_STATE_DIR)
     if chosen:
+        if any("\udc80" <= character <= "\udcff" for character in chosen):  # bytes that are no text
+            raise ConfigError(f"{_STATE_DIR} is not valid UTF-8: {os.fsencode(chosen)!r}")
         return Path(os.path.abspath(Path(chosen).expanduser()))  # noqa: PTH100  (resolve() would follow links)
     import platformdirs
 

@@ -11,7 +11,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -19,11 +19,12 @@ from typing import Any
 
 from sky_monarch.errors import LaunchError, RunNotFoundError
 from sky_monarch.launch.environment import state_dir
-from sky_monarch.launch.process import Process, carrying
+from sky_monarch.launch.process import Process, carrying, command_lines
 
 __all__ = ["Phase", "RunFolder", "find", "list_runs", "name_lock", "new_run_id", "runs_dir", "write_json"]
 
 _LOCK_WAIT_S = 10.0
+_LAST_MS = 253_402_300_799_000  # the year 9999: beyond it there are no dates
 
 
 class Phase(enum.Enum):
@@ -66,9 +67,15 @@ def write_json(path: Path, value: Any, *, mode: int = 0o600) -> None:
 def _read_json(path: Path) -> dict[str, Any] | None:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+# What a damaged file holds is nobody's reason to fail: one bad folder must not hide all the other runs.
+def _whole(values: Mapping[str, Any], key: str, default: int) -> int:
+    value = values.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) else default
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +101,14 @@ class RunFolder:
     @property
     def name(self) -> str:
         """Name of the run."""
-        return str(self.info.get("name") or self.run_id.rsplit("-", 3)[0])
+        named = self.info.get("name")
+        return named if named and isinstance(named, str) else self.run_id.rsplit("-", 3)[0]
 
     @property
     def created_ms(self) -> int:
         """Unix time of its creation in milliseconds."""
-        return int(self.info.get("created_ms", 0))
+        created_ms = _whole(self.info, "created_ms", 0)
+        return created_ms if 0 <= created_ms <= _LAST_MS else 0
 
     @property
     def final(self) -> dict[str, Any] | None:
@@ -119,25 +128,26 @@ class RunFolder:
     @property
     def api(self) -> Path:
         """Unix socket of the controller's API."""
-        return Path(self.info.get("sockets", {}).get("api") or self.path / "api.sock")
+        return self._sockets().get("api", self.path / "api.sock")
 
     @property
     def token(self) -> str | None:
         """Secret of the run; None once it was settled."""
-        return (_read_json(self.path / "private.json") or {}).get("token")
+        token = (_read_json(self.path / "private.json") or {}).get("token")
+        return token if isinstance(token, str) else None
 
     def process(self, who: str) -> Process | None:
         """The running ``agent``, ``controller`` or ``lighthouse``; None where it does not run."""
         written = _read_json(self.path / f"{who}.pid")
         if not written:
             return None
-        process = Process(int(written.get("pid", 0)), int(written.get("start_ticks", -1)))
+        process = Process(_whole(written, "pid", 0), _whole(written, "start_ticks", -1))
         return process if process.alive else None
 
     def launcher(self) -> Process | None:
         """The launching process while it runs."""
         info = self.info
-        process = Process(int(info.get("launcher_pid", 0)), int(info.get("launcher_start_ticks", -1)))
+        process = Process(_whole(info, "launcher_pid", 0), _whole(info, "launcher_start_ticks", -1))
         return process if process.alive else None
 
     def agent(self) -> Process | None:
@@ -153,6 +163,8 @@ class RunFolder:
         """What the files and processes say now."""
         if (self.path / "final.json").exists():
             return Phase.ENDED
+        if not (self.path / "run.json").exists():  # the first file to come: somebody removed it
+            return Phase.LOST
         if self.agent():
             return Phase.LIVE
         if not (self.path / "agent.pid").exists() and self.launcher():
@@ -163,13 +175,16 @@ class RunFolder:
     def holder(self) -> str | None:
         """Who keeps the name of this run taken, in words; None where nobody does."""
         phase = self.phase()
-        since = datetime.fromtimestamp(self.created_ms / 1000).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        moment = datetime.fromtimestamp(self.created_ms / 1000).astimezone()
+        since = moment.strftime("%Y-%m-%d %H:%M:%S") if self.created_ms else "an unknown time"
         if phase is Phase.LIVE and (agent := self.agent()):
             return f"agent pid {agent.pid}, since {since}"
         if phase is Phase.LAUNCHING:
             return f"being launched by pid {self.info.get('launcher_pid')}, since {since}"
         if phase is Phase.LOST and (left := carrying(self.run_id)):
-            return f"agent dead, but {len(left)} processes left, such as pid {left[0].pid}, since {since}"
+            what = "run folder removed" if (agent := self.agent()) else "agent dead"
+            pid = (agent or left[0]).pid
+            return f"{what}, but {len(left)} processes left, such as pid {pid}, since {since}"
         return None
 
     def tail(self, *, lines: int = 15) -> str:
@@ -186,7 +201,7 @@ class RunFolder:
 
     def settle(self) -> None:
         """Remove what an ended run no longer needs: its secrets, its sockets. Safe to repeat."""
-        for leftover in (self.path / "private.json", *self._sockets()):
+        for leftover in (self.path / "private.json", *self._sockets().values()):
             with contextlib.suppress(OSError):
                 leftover.unlink()
         with contextlib.suppress(OSError):
@@ -194,8 +209,10 @@ class RunFolder:
             if outside != self.path and outside.name.startswith("sky-monarch-"):
                 outside.rmdir()
 
-    def _sockets(self) -> list[Path]:
-        return [Path(path) for path in self.info.get("sockets", {}).values() if path]
+    def _sockets(self) -> dict[str, Path]:
+        sockets = self.info.get("sockets")
+        named = sockets.items() if isinstance(sockets, dict) else ()
+        return {who: Path(path) for who, path in named if path and isinstance(path, str)}
 
     def remove(self) -> None:
         """Remove the folder and everything in it."""
@@ -203,13 +220,29 @@ class RunFolder:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
+def _folders(root: Path) -> list[RunFolder]:
+    try:
+        return [RunFolder(path) for path in root.iterdir() if (path / "run.json").is_file()]
+    except OSError:
+        return []
+
+
+def _bereft(root: Path, known: set[str]) -> list[RunFolder]:
+    """Runs whose agent lives on although their folder was removed: they can still be named and ended."""
+    mark = f"{root}{os.sep}"
+    found = set()
+    for arguments in command_lines("sky_monarch.agent"):
+        run_id, _, file = arguments[-1].removeprefix(mark).partition(os.sep)
+        if arguments[-1].startswith(mark) and file == "agent.json" and run_id not in known:
+            found.add(run_id)
+    return [RunFolder(root / run_id) for run_id in found]
+
+
 def list_runs(state: Path | None = None) -> list[RunFolder]:
     """All runs, oldest first."""
     root = runs_dir(state)
-    try:
-        folders = [RunFolder(path) for path in root.iterdir() if (path / "run.json").is_file()]
-    except OSError:
-        return []
+    folders = _folders(root)
+    folders += _bereft(root, {folder.run_id for folder in folders})
     return sorted(folders, key=lambda folder: (folder.created_ms, folder.run_id))
 
 

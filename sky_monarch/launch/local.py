@@ -139,7 +139,13 @@ def launch(plan: LocalPlan, *, ready: Callable[[RunFolder], bool], deadline_s: f
             "this installation has no compiled core, so it can launch elsewhere but not on this machine",
             hint="install the wheel of this platform, or run `pip install .` with a Rust toolchain",
         )
-    folder = _take(plan)
+    try:
+        folder = _take(plan)
+    except OSError as error:
+        raise LaunchError(
+            f"the run folder {plan.run_dir} could not be made: {error.strerror or error}",
+            hint="SKY_MONARCH_STATE_DIR names another place for runs",
+        ) from error
     try:
         _make_private(plan.socket_dir)
         for name, content in plan.files.items():
@@ -150,7 +156,8 @@ def launch(plan: LocalPlan, *, ready: Callable[[RunFolder], bool], deadline_s: f
         with _deaf():
             logs = folder.tail()
             reap(folder, grace_s=_GRACE_S)
-            finish(folder, state="FAILED", reason=f"launch failed: {error}", exit_code=1)
+            with contextlib.suppress(OSError):  # a full disk is told as what it broke first
+                finish(folder, state="FAILED", reason=f"launch failed: {error}", exit_code=1)
         if isinstance(error, OSError):
             raise LaunchError(f"the run could not be started: {error}") from error
         if isinstance(error, LaunchError):
@@ -206,6 +213,11 @@ def finish(folder: RunFolder, *, state: str, reason: str, exit_code: int) -> Map
             "groups": [],
             "recoveries": [],
         }
-        write_json(folder.path / "final.json", final)
+        try:
+            with contextlib.suppress(FileNotFoundError):  # the folder was removed
+                write_json(folder.path / "final.json", final)
+        finally:
+            folder.settle()  # also where the disk is full: secrets do not stay for want of a status
+        return final
     folder.settle()
     return final

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 __all__ = ["LocalPlan", "plan_local"]
 
 _SOCKET_PATH_LIMIT = 100  # sun_path holds 108 bytes on Linux, 104 on macOS; some room for suffixes
+_SHORT_TEMPORARY = Path("/tmp")  # noqa: S108  (where TMPDIR is as long; the folder in it is random and 0700)
 _LINGER_S = 30.0
 
 
@@ -36,6 +39,10 @@ class LocalPlan:
     run_json: Mapping[str, Any]
     files: Mapping[str, Mapping[str, Any]]
     agent_argv: Sequence[str]
+
+
+def _has_room(folder: Path) -> bool:
+    return len(os.fsencode(folder / "controller.sock")) <= _SOCKET_PATH_LIMIT
 
 
 def plan_local(
@@ -68,8 +75,10 @@ def plan_local(
         host: Name of the one host.
     """
     run_dir = state / "runs" / run_id
-    longest = len(str(run_dir / "controller.sock").encode())
-    socket_dir = run_dir if longest <= _SOCKET_PATH_LIMIT else temporary / f"sky-monarch-{token[:16]}"
+    # The name is random, and no part of the token: anybody may read it.
+    outside = f"sky-monarch-{sha256(token.encode()).hexdigest()[:16]}"
+    places = (run_dir, temporary / outside)
+    socket_dir = next(filter(_has_room, places), _SHORT_TEMPORARY / outside)
     sockets = {who: str(socket_dir / f"{who}.sock") for who in ("api", "controller", "agent", "lighthouse")}
     private_path = str(run_dir / "private.json")
     common = {"run_id": run_id, "run_dir": str(run_dir), "private": private_path, "sockets": sockets}

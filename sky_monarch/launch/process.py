@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Process", "carrying", "end", "start_ticks"]
+__all__ = ["Process", "carrying", "command_lines", "end", "start_ticks"]
 
 _PROC = Path("/proc")
 _POLL_S = 0.02
@@ -91,6 +91,18 @@ def carrying(run_id: str) -> list[Process]:
             continue  # another user's, or gone
         if mark in b"\0" + environ + b"\0" and (process := Process.of(int(entry.name))):
             found.append(process)
+    return found
+
+
+def command_lines(word: str) -> list[list[str]]:
+    """The arguments of every process that has ``word`` as one of them; those that are gone have none."""
+    found = []
+    for entry in _PROC.iterdir() if _PROC.is_dir() else ():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                arguments = os.fsdecode((entry / "cmdline").read_bytes()).split("\0")[:-1]
+                if word in arguments:
+                    found.append(arguments)
     return found
 
 

@@ -7,15 +7,16 @@ import json
 import re
 import sqlite3
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from sky_monarch.errors import ConfigError, SystemCallError
 from sky_monarch.launch.folder import Phase, RunFolder
 from sky_monarch.sdk.types import Event, LogLine, RunStatus
 
-__all__ = ["Selection", "events", "log_bytes", "log_lines", "skip_bytes", "status"]
+__all__ = ["Selection", "events", "final_status", "log_bytes", "log_lines", "skip_bytes", "status"]
 
 _SEGMENT = re.compile(r"g(\d+)-(\d+)\.log")
 _SLOT = re.compile(r"r(\d+)-(\d+)")
@@ -102,22 +103,41 @@ def status(folder: RunFolder) -> RunStatus | None:
     if phase is Phase.LIVE:
         return None
     if phase is Phase.ENDED and (final := folder.final) is not None:
-        return RunStatus.from_json(final)
+        return final_status(folder, final)
     info = folder.info
-    known = {
-        "run_id": folder.run_id,
-        "name": folder.name,
-        "infra": str(info.get("infra", "local")),
-        "created_ms": folder.created_ms,
-        "run_dir": str(folder.path),
-    }
+    known = _known(folder)
     if phase is Phase.LAUNCHING:
         reason = f"being launched by pid {info.get('launcher_pid')}"
         return RunStatus.from_json({**known, "state": "PENDING", "reason": reason})
-    reason = (
-        f"its agent is gone and left no final status; `sky-monarch down {folder.run_id}` ends what remains"
-    )
+    what = "its agent is gone and left no final status"
+    if phase is Phase.ENDED:
+        what = "its final status cannot be read"
+    elif not folder.path.exists():
+        what = "its folder was removed"
+    reason = f"{what}; `sky-monarch down {folder.run_id}` ends what remains"
     return RunStatus.from_json({**known, "state": "LOST", "reason": reason, "exit_code": 1})
+
+
+def _known(folder: RunFolder) -> dict[str, Any]:
+    return {
+        "run_id": folder.run_id,
+        "name": folder.name,
+        "infra": str(folder.info.get("infra", "local")),
+        "created_ms": folder.created_ms,
+        "run_dir": str(folder.path),
+    }
+
+
+def final_status(folder: RunFolder, final: Mapping[str, Any]) -> RunStatus:
+    """The status of an ended run. Of a file that somebody damaged it is what can be told without it."""
+    try:
+        found = RunStatus.from_json({**_known(folder), **final})
+        if found.ended:
+            return found
+    except (TypeError, ValueError, AttributeError):
+        pass
+    reason = f"{folder.path / 'final.json'} holds no final status"
+    return RunStatus.from_json({**_known(folder), "state": "LOST", "reason": reason, "exit_code": 1})
 
 
 def events(folder: RunFolder, *, after: int = 0) -> Iterator[Event]:
@@ -135,7 +155,7 @@ def events(folder: RunFolder, *, after: int = 0) -> Iterator[Event]:
             rows = journal.execute("SELECT id, event FROM events WHERE id > ? ORDER BY id", (after,))
             for number, body in rows:
                 yield Event.from_json({**json.loads(body), "id": number})
-    except sqlite3.Error as error:
+    except (sqlite3.Error, ValueError, TypeError) as error:
         raise SystemCallError(f"the journal {folder.journal} cannot be read: {error}") from error
 
 

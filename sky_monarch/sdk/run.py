@@ -23,6 +23,7 @@ __all__ = ["Run"]
 _POLL_S = 0.1
 #: Beyond its grace time a run gets this long to end in order before it is ended from outside.
 _DOWN_MARGIN_S = 20.0
+_ORDER_S = 3.0
 
 
 class Run(AbstractContextManager["Run"]):
@@ -143,6 +144,11 @@ class Run(AbstractContextManager["Run"]):
             return []
         return [process.pid for process in carrying(self.run_id)]
 
+    @property
+    def over(self) -> bool:
+        """Whether it has ended and nothing of it runs. Looks for itself: no controller is asked."""
+        return self._folder.phase() in (Phase.ENDED, Phase.LOST) and not self.leftovers()
+
     def events(self, *, after: int = 0, follow: bool = False) -> Iterator[Event]:
         """What happened, oldest first.
 
@@ -262,15 +268,16 @@ class Run(AbstractContextManager["Run"]):
         """
         state, code, why = "CANCELLED", 8, reason
         if self._folder.phase() is Phase.LOST:
-            state, code, why = "FAILED", 1, "its agent died; what it left was ended by down"
+            lost = "its agent died" if self._folder.agent() is None else "its folder was removed"
+            state, code, why = "FAILED", 1, f"{lost}; what was left was ended by down"
         elif self._folder.phase() is Phase.LIVE and self._ask_down(grace_s, reason):
             self._await_end(grace_s)
         left = local.reap(self._folder, grace_s=grace_s)
         if left:
             pids = ", ".join(str(process.pid) for process in left)
             raise SystemCallError(f"these processes of {self.run_id} could not be ended: {pids}")
-        local.finish(self._folder, state=state, reason=why, exit_code=code)
-        return self.status()
+        final = local.finish(self._folder, state=state, reason=why, exit_code=code)
+        return _archive.final_status(self._folder, final)
 
     def _ask_down(self, grace_s: float, reason: str) -> bool:
         """Whether the controller took the order."""
@@ -278,7 +285,8 @@ class Run(AbstractContextManager["Run"]):
         while self._folder.phase() is Phase.LIVE:
             try:
                 body = {"grace_s": grace_s, "reason": reason}
-                response = self._http().post("/v1/down", json=body)
+                # One that is stopped or wedged is not waited for long: the run is then ended from outside.
+                response = self._http().post("/v1/down", json=body, timeout=_ORDER_S)
                 return response.status_code in (200, 202)
             except _api.transient() as error:
                 try:

@@ -19,10 +19,11 @@ import sys
 import threading
 import time
 import uuid
+from typing import Any
 
 from sky_monarch.actors.agent_client import AgentClient
 from sky_monarch.actors.lighthouse_client import LighthouseClient
-from sky_monarch.errors import ChannelError
+from sky_monarch.errors import ChannelClosedError, ChannelError
 
 
 def main() -> int:
@@ -61,9 +62,7 @@ def main() -> int:
             step += 1
             agent.committed(step)
             continue
-        quorum = lighthouse.quorum(
-            name, step, world_size=int(os.environ["WORLD_SIZE"]), timeout_s=options.quorum_timeout_s
-        )
+        quorum = ask(lighthouse, name, step, timeout_s=options.quorum_timeout_s)
         newest = max(member["step"] for member in quorum["participants"])
         if newest > step:
             print(f"healed from step {step} to {newest}")
@@ -84,6 +83,21 @@ def main() -> int:
     print(f"rank {rank} of replica {replica} is done at step {step}")
     ears.close()
     return 0
+
+
+def ask(lighthouse: LighthouseClient, name: str, step: int, *, timeout_s: float) -> dict[str, Any]:
+    """A quorum. Like TorchFT's manager, it asks again as often as it is told where the lighthouse dies."""
+    retries = int(os.environ.get("TORCHFT_QUORUM_RETRIES", "0"))
+    deadline = time.monotonic() + timeout_s
+    while True:
+        left_s = max(0.1, deadline - time.monotonic())
+        try:
+            return lighthouse.quorum(name, step, world_size=int(os.environ["WORLD_SIZE"]), timeout_s=left_s)
+        except ChannelClosedError:
+            retries -= 1
+            if retries < 0 or time.monotonic() > deadline:
+                raise
+            time.sleep(max(0.1, timeout_s / (retries + 1)))
 
 
 class Ears(threading.Thread):

@@ -200,9 +200,7 @@ def test_events_are_readable_lines_or_ndjson(cli, start):
     )
     assert lines[2].endswith("something new colour=red")
     assert lines[3].endswith("replica 1: generation 2 evicted at the lighthouse")
-    assert lines[4].endswith("replica 1: generation 2 has left the lighthouse"), (
-        "in order, no failure"
-    )
+    assert lines[4].endswith("replica 1: generation 2 has left the lighthouse"), "in order, no failure"
     assert lines[5].endswith(" run is RUNNING")
     assert lines[6].endswith(" run: the ranks are leaving"), "what has not changed is not told again"
     parsed = [json.loads(line) for line in cli("events", "x", "--json").stdout.splitlines()]

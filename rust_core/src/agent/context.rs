@@ -48,6 +48,8 @@ pub struct Context {
     pub job_nice: i32,
     /// Niceness of the agent, and of the services that deaths are told to: none of them may wait for ranks.
     pub own_nice: i32,
+    /// Limit of open files that processes of the job get; none: the agent's own.
+    pub job_files: Option<libc::rlimit>,
     /// Niceness can be lowered again: a process may start niced and become a full one later.
     pub can_renice: bool,
     /// What each group is doing.
@@ -102,7 +104,8 @@ impl Context {
     ) -> Result<Spawned> {
         let nice = (self.job_nice + extra_nice).min(19);
         let workdir = Some(PathBuf::from(workdir));
-        self.spawner.spawn(Request { argv, env, workdir, output, passed, nice }).await
+        let files = self.job_files;
+        self.spawner.spawn(Request { argv, env, workdir, output, passed, nice, files }).await
     }
 }
 

@@ -56,14 +56,21 @@ pub struct Process {
 }
 
 impl Process {
-    /// Watches a child that was just started and reaps it when it ends.
+    /// Watches a child that was just started and reaps it when it ends. A child that cannot be watched, for want of
+    /// descriptors most likely, is ended: nobody would know of it.
     pub fn watch(spawned: Spawned, registry: Registry) -> Result<Self> {
         let Spawned { pid, pidfd } = spawned;
         let pidfd = Arc::new(pidfd);
         let (tell, exit) = watch::channel(None);
-        let copy = pidfd.try_clone().map_err(|cause| Error::io("watch a process", cause))?;
-        let watched =
-            watched(copy, Interest::READABLE).map_err(|cause| Error::io("watch a process", cause))?;
+        let watched = match pidfd.try_clone().and_then(|copy| watched(copy, Interest::READABLE)) {
+            Ok(watched) => watched,
+            Err(cause) => {
+                let _ = self::signal(&pidfd, libc::SIGKILL);
+                let _ = waitid(Id::PIDFd(pidfd.as_fd()), WaitPidFlag::WEXITED);
+                registry.with_lock(|pids| pids.remove(&pid));
+                return Err(Error::io("watch a process", cause));
+            }
+        };
         tokio::spawn(async move {
             let exit = loop {
                 let Ok(mut guard) = watched.readable().await else { break Exit::Code(-1) };

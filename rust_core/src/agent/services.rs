@@ -169,10 +169,15 @@ impl Keeper {
             output: output.into(),
             passed,
             nice: self.context.own_nice,
+            files: None,
         };
         let spawned = self.context.spawner.spawn(request).await?;
-        write_pid_file(pid_file, spawned.pid)?;
-        Process::watch(spawned, self.context.registry.clone())
+        let process = Process::watch(spawned, self.context.registry.clone())?;
+        // It runs, and must stay known to its keeper whatever the disk says: forgotten, it would run beside the next.
+        if let Err(error) = write_pid_file(pid_file, process.pid) {
+            tracing::warn!(service = self.service.name, %error, "nobody can look up the pid of a service");
+        }
+        Ok(process)
     }
 }
 

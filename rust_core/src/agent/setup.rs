@@ -77,9 +77,9 @@ async fn run(context: &Shared, plan: &SetupPlan, mut stop: watch::Receiver<bool>
     env.insert(SPAWN_ID.into(), spawn_id.clone());
     let (read, write) = capture::pipe()?;
     let deadline = Instant::now() + seconds(plan.timeout_s);
+    let capture = Capture::start(read, context.logs.setup_target(), context.outbox.clone(), None)?;
     let spawned = context.spawn(argv, env, &plan.workdir, write, None, 0).await?;
     let process = Process::watch(spawned, context.registry.clone())?;
-    let capture = Capture::start(read, context.logs.setup_target(), context.outbox.clone(), None)?;
     let tracked = Tracked { process: process.clone(), spawn_id, capture };
     let (mut timed_out, mut own_exit) = (false, None);
     tokio::select! {

@@ -36,6 +36,8 @@ pub struct Request {
     pub passed: Option<OwnedFd>,
     /// Its niceness.
     pub nice: i32,
+    /// Its limit of open files; none: the agent's.
+    pub files: Option<libc::rlimit>,
 }
 
 /// A process that was started.
@@ -110,6 +112,7 @@ struct Prepared {
     output: OwnedFd,
     passed: Option<OwnedFd>,
     nice: i32,
+    files: Option<libc::rlimit>,
 }
 
 /// A null-terminated array of pointers into strings that live beside it.
@@ -166,6 +169,7 @@ impl Prepared {
             output: raised(request.output)?,
             passed: request.passed.map(raised).transpose()?,
             nice: request.nice,
+            files: request.files,
         })
     }
 
@@ -316,6 +320,9 @@ unsafe fn child(prepared: &Prepared, reporter: RawFd, parent: libc::pid_t) -> ! 
         libc::sigemptyset(&raw mut none);
         libc::sigprocmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut());
         libc::setpriority(libc::PRIO_PROCESS, 0, prepared.nice);
+        if let Some(files) = &prepared.files {
+            libc::setrlimit(libc::RLIMIT_NOFILE, files);
+        }
         let output = prepared.output.as_raw_fd();
         if libc::dup2(prepared.stdin.as_raw_fd(), 0) < 0
             || libc::dup2(output, 1) < 0

@@ -172,13 +172,13 @@ impl Standby {
         let worker = [&command[0], "-m", "sky_monarch.worker", "--standby", &preload, "--"];
         let argv = worker.into_iter().map(str::to_owned).chain(command.iter().cloned()).collect();
         let nice = if context.can_renice { NICE } else { 0 };
+        let target = context.logs.target(plan, rank, 0);
+        let capture = Capture::start(read, target, context.outbox.clone(), Some(plan.replica))?;
         let spawned = context.spawn(argv, env, &plan.workdir, write, Some(theirs), nice).await?;
         let pid = spawned.pid;
         let _ = nice_session(pid, NICE); // without, it only costs speed
         let process = Process::watch(spawned, context.registry.clone())?;
         context.own(plan.replica, &spawn_id, &process);
-        let target = context.logs.target(plan, rank, 0);
-        let capture = Capture::start(read, target, context.outbox.clone(), Some(plan.replica))?;
         let (mut read, write) = ours.into_split();
         let (outbox, replica) = (context.outbox.clone(), plan.replica);
         let ready = tokio::spawn(async move {

@@ -191,9 +191,9 @@ impl Helper {
         let place = Place { rank: 0, generation: 0, master_port: 0, spawn_id: &spawn_id };
         let env = env::rank_env(&context.run, plan, &place);
         let (read, write) = capture::pipe()?;
+        let capture = Capture::start(read, context.logs.store_target(), context.outbox.clone(), None)?;
         let spawned = context.spawn(argv, env, &plan.workdir, write, Some(theirs), 0).await?;
         let process = Process::watch(spawned, context.registry.clone())?;
-        let capture = Capture::start(read, context.logs.store_target(), context.outbox.clone(), None)?;
         Ok(Self { tracked: Tracked { process, spawn_id, capture }, socket })
     }
 

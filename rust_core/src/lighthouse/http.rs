@@ -54,6 +54,8 @@ async fn authenticate_replica(State(context): State<Context>, mut request: Reque
             request.extensions_mut().insert(Caller(identity));
             next.run(request).await
         }
+        // Whoever does not speak gRPC would take its answer, whose status is 200, for a success.
+        Err(_) if !is_grpc(request.headers()) => refused(),
         Err(why) => Status::unauthenticated(why.to_string()).into_http::<Body>(),
     }
 }
@@ -63,6 +65,14 @@ async fn authenticate_reader(State(context): State<Context>, request: Request, n
     if bearer(request.headers()).is_some_and(|given| secret_matches(given, token)) {
         return next.run(request).await;
     }
+    refused()
+}
+
+fn is_grpc(headers: &HeaderMap) -> bool {
+    headers.get(header::CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
+}
+
+fn refused() -> Response {
     let body = r#"{"error": {"kind": "unauthenticated", "message": "no valid bearer token", "hint": null}}"#;
     let headers = [(header::WWW_AUTHENTICATE, "Bearer"), (header::CONTENT_TYPE, "application/json")];
     (StatusCode::UNAUTHORIZED, headers, body).into_response()

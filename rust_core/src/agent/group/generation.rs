@@ -159,11 +159,12 @@ impl Group {
             }
         };
         let (read, write) = capture::pipe()?;
+        // What can fail comes before the process does: one that runs must have somebody who holds it.
+        let target = self.context.logs.target(&self.plan, rank, generation);
+        let capture = Capture::start(read, target, self.context.outbox.clone(), Some(self.plan.replica))?;
         let spawned = self.context.spawn(argv, env, &self.plan.workdir, write, None, 0).await?;
         let process = Process::watch(spawned, self.context.registry.clone())?;
         self.context.own(self.plan.replica, &spawn_id, &process);
-        let target = self.context.logs.target(&self.plan, rank, generation);
-        let capture = Capture::start(read, target, self.context.outbox.clone(), Some(self.plan.replica))?;
         Ok((Tracked { process, spawn_id, capture }, false))
     }
 
