@@ -6,10 +6,7 @@ import json
 import os
 import random
 import signal
-import socket
-import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 

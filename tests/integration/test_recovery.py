@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 
-import pytest
-
 from tests.support.processes import is_alive
 from tests.support.runs import FREE_RANK, Workbench, generation_of, pid_of
 from tests.support.waiting import eventually

@@ -18,7 +18,7 @@ from sky_monarch.errors import RunNotFoundError
 from sky_monarch.launch.folder import RunFolder, find
 from sky_monarch.sdk.run import Run
 from tests.support.processes import with_variable
-from tests.support.waiting import Hopeless, eventually
+from tests.support.waiting import HopelessError, eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 FREE_RANK = f"{sys.executable} -m tests.support.free_rank"
@@ -138,7 +138,7 @@ class Workbench:
         def probe() -> dict[str, Any]:
             status = self.status(name)
             if status["state"] not in states and status["state"] in ENDED:
-                raise Hopeless(f"the run is {status['state']}: {status['reason']}")
+                raise HopelessError(f"the run is {status['state']}: {status['reason']}")
             assert status["state"] in states, (status["state"], status["reason"])
             return status
 
@@ -154,7 +154,7 @@ class Workbench:
         def probe() -> dict[str, Any]:
             status = self.status(name)
             if status["state"] in ENDED:
-                raise Hopeless(f"the run is {status['state']}: {status['reason']}")
+                raise HopelessError(f"the run is {status['state']}: {status['reason']}")
             assert (status["step"] or 0) >= step, status["step"]
             assert all(rank["pid"] for group in status["groups"] for rank in group["ranks"]), status["groups"]
             return status
