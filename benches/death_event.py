@@ -15,6 +15,7 @@ import signal
 import tempfile
 import threading
 import time
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 DEATHS = int(os.environ.get("SKY_MONARCH_BENCH_DEATHS", "500"))
 GROUPS = 4
-_SETTLE_S = 0.05  # the start of the last replacement is not part of the next death
+_SETTLE_S = 0.05
 _PATIENCE_S = 120.0
 
 
@@ -90,9 +91,13 @@ def measure(deaths: int, load: str) -> None:
             os.environ["SKY_MONARCH_STATE_DIR"] = str(bench.home)
             with sm.attach(name) as run:
                 watch = Watch(run)
+                alive = deque[int]()
                 for _ in range(deaths):
-                    pid = watch.training.get(timeout=_PATIENCE_S)
+                    # Not before all of them train: the start of a replacement is no part of the next death.
+                    while len(alive) < GROUPS:
+                        alive.append(watch.training.get(timeout=_PATIENCE_S))
                     time.sleep(_SETTLE_S)
+                    pid = alive.popleft()
                     killed_ns[pid], seconds = bare_watch_s(pid)
                     bare_s.append(seconds)
                 deadline = time.monotonic() + _PATIENCE_S

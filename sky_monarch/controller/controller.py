@@ -132,12 +132,14 @@ class Controller:
         items = self._agents.drain(_DRAIN_ITEMS)
         received_ns = time.monotonic_ns()  # after what it took to get them: the figure is not to flatter us
         acks: dict[str, int] = {}
+        before = self._journal.last_id
         with self._journal.transaction():
             for item in items:
                 self._take(item, received_ns, acks)
         for host, seq in acks.items():
             self._agents.send(host, {"type": "ack", "seq": seq})
-        self._after_commit()
+        if self._journal.last_id != before:
+            self._after_commit()  # progress and log chunks alone wake nobody
 
     def _take(self, item: Incoming, received_ns: int, acks: dict[str, int]) -> None:
         match item.kind:

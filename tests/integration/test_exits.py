@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sys
 
@@ -99,6 +100,6 @@ def test_exit_0_before_the_end_is_a_failure_of_that_replica(workbench: Workbench
     assert after["state"] == "SUCCEEDED", after["reason"]
     assert [generation_of(after, replica) for replica in range(3)] == [1, 2, 1]
     (recovery,) = after["recoveries"]
-    when = deed.split(":")[1]
-    assert f"rank {ranks - 1} exited with code 0 before the end ({when}/60)" in recovery["cause"]
+    # Reports are state: the last one may not have been sent when the process quit.
+    assert re.search(rf"rank {ranks - 1} exited with code 0 before the end \([0-3]/60\)", recovery["cause"])
     assert after["step"] == 60

@@ -132,12 +132,11 @@ pub struct Look {
 /// meanwhile.
 pub async fn look(family: Family, registry: &Registry) -> Look {
     let registry = registry.clone();
-    tokio::task::spawn_blocking(move || look_now(&family, &registry)).await.unwrap_or_default()
+    tokio::task::spawn_blocking(move || look_at(table(), &family, &registry)).await.unwrap_or_default()
 }
 
-fn look_now(family: &Family, registry: &Registry) -> Look {
+fn look_at(table: Vec<Entry>, family: &Family, registry: &Registry) -> Look {
     let own = std::process::id();
-    let table = table();
     let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
     for entry in &table {
         children.entry(entry.ppid).or_default().push(entry.pid);
@@ -231,9 +230,9 @@ pub async fn end(
     loop {
         let (family, ours) = (family(), registry.clone());
         let looking = tokio::task::spawn_blocking(move || {
-            let seen = look_now(&family, &ours);
-            reap_adopted(&ours);
-            seen
+            let table = table();
+            reap(&table, &ours);
+            look_at(table, &family, &ours)
         });
         // It fails only where the runtime ends: what is unclear is looked at again.
         let unseen = Look { unclear: true, ..Look::default() };
@@ -282,9 +281,13 @@ pub async fn end(
 
 /// Reaps dead children that have no watcher: what the agent adopted. Returns how many.
 pub fn reap_adopted(registry: &Registry) -> usize {
+    reap(&table(), registry)
+}
+
+fn reap(table: &[Entry], registry: &Registry) -> usize {
     let own = std::process::id();
     let dead: Vec<u32> =
-        table().into_iter().filter(|e| e.ppid == own && !e.is_alive()).map(|entry| entry.pid).collect();
+        table.iter().filter(|e| e.ppid == own && !e.is_alive()).map(|entry| entry.pid).collect();
     // Under the lock no child can be made that is not registered yet. The table is read before: deaths wait for the lock.
     registry.with_lock(|tracked| {
         let adopted =
