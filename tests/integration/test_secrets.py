@@ -99,7 +99,17 @@ def test_a_secret_is_nowhere_but_in_its_process_and_one_private_file(
 def test_values_that_are_typed_cannot_be_read_off_the_command_while_it_runs(workbench: Workbench) -> None:
     """Whatever the text: empty, the same twice, a prefix of another, no ASCII."""
     job = workbench.job("typed", run="sleep 300", replicas=1)
-    options = ["--env", "A=", "--env", "B=canary-é=1", "--secret", "C=canary-é", "--env=D=canary-é", "-n", "t"]
+    options = [
+        "--env",
+        "A=",
+        "--env",
+        "B=canary-é=1",
+        "--secret",
+        "C=canary-é",
+        "--env=D=canary-é",
+        "-n",
+        "t",
+    ]
     with ended_at_exit(workbench.popen("up", str(job), *options)) as up:
         eventually(lambda: workbench.status("t")["state"] == "RUNNING", within_s=40)
         workbench.names.append("t")
@@ -142,7 +152,9 @@ def test_values_are_byte_equal_on_every_replica_and_in_every_generation(
     eventually(lambda: len(list(workbench.folder.glob("env-*-1.json"))) == 2, within_s=40)
     if standby:
         ready = {"event": "standby_ready", "replica": 1}
-        eventually(lambda: any(ready.items() <= event.items() for event in workbench.events(name)), within_s=40)
+        eventually(
+            lambda: any(ready.items() <= event.items() for event in workbench.events(name)), within_s=40
+        )
     os.kill(pid_of(workbench.status(name), 1), signal.SIGKILL)
     eventually((workbench.folder / "env-1-2.json").exists, within_s=40)
     again = [e for e in workbench.events(name) if e["event"] == "rank_spawned" and e["generation"] == 2]
