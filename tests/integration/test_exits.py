@@ -96,7 +96,7 @@ def test_exit_0_before_the_end_is_a_failure_of_that_replica(workbench: Workbench
     ranks = 2 if "/" in deed else 1
     job = workbench.job("early", run=f"{FREE_RANK} --steps 60 --do {deed}", ranks_per_replica=ranks)
     name = workbench.up(job)
-    after = workbench.wait_for_end(name)
+    after = workbench.wait_for_end(name, within_s=60)
     assert after["state"] == "SUCCEEDED", after["reason"]
     assert [generation_of(after, replica) for replica in range(3)] == [1, 2, 1]
     (recovery,) = after["recoveries"]

@@ -14,56 +14,84 @@ from tests.support.runs import ROOT
 
 RECOVERY = "tests/integration/test_recovery.py"
 LIFECYCLE = "tests/integration/test_lifecycle.py"
+KILLED = f"{RECOVERY}::test_a_killed_rank_is_replaced_and_the_others_keep_their_processes"
+
+# What is left out, the test that has to notice, and a word of what it then says.
 MUTANTS = [
-    ("drop_restart", f"{RECOVERY}::test_a_killed_rank_is_replaced_and_the_others_keep_their_processes"),
-    ("skip_evict", f"{RECOVERY}::test_a_killed_rank_is_replaced_and_the_others_keep_their_processes"),
-    ("no_tree_kill", f"{LIFECYCLE}::test_grandchildren_go_with_their_rank_and_free_their_port"),
-    ("no_budget", f"{RECOVERY}::test_a_crash_loop_stops_at_its_budget_and_names_the_cause"),
-    ("no_watchdog", f"{RECOVERY}::test_a_hung_rank_is_found_and_replaced"),
-    ("accept_early_exit", f"{RECOVERY}::test_exit_0_before_the_end_is_a_failure_of_that_replica[3]"),
+    ("drop_restart", KILLED, "test_a_killed_rank"),
+    ("skip_evict", KILLED, "test_a_killed_rank"),
+    (
+        "no_tree_kill",
+        "tests/integration/test_ports.py::test_grandchildren_go_with_their_rank_and_free_their_port",
+        "assert",
+    ),
+    (
+        "no_budget",
+        f"{RECOVERY}::test_a_crash_loop_stops_at_its_budget_and_names_the_cause",
+        "'SUCCEEDED' == 'FAILED'",
+    ),
+    ("no_watchdog", f"{RECOVERY}::test_a_hung_rank_is_found_and_replaced", "not within"),
+    ("blame_waiting", f"{RECOVERY}::test_a_hung_rank_is_found_and_replaced", "who waits is no culprit"),
+    (
+        "accept_early_exit",
+        "tests/integration/test_exits.py::test_exit_0_before_the_end_is_a_failure_of_that_replica[1:0:exit=0]",
+        "not within",
+    ),
+    (
+        "kill_first",
+        f"{LIFECYCLE}::test_fifty_restarts_end_with_term_before_kill_and_leave_no_zombie",
+        "TERM comes first",
+    ),
 ]
 
 
 @pytest.fixture(scope="session")
-def mutant_tree() -> Path:
-    """The package as it is, with a core in which steps can be left out by name."""
+def mutable_core() -> Path:
+    """A core in which steps can be left out by name."""
     subprocess.run(
         ["cargo", "build", "--quiet", "--package", "sky-monarch-py", "--features", "mutants"],
         cwd=ROOT,
         check=True,
+        timeout=600,
     )
-    tree = ROOT / "target" / "mutants"
-    package = tree / "sky_monarch"
-    shutil.rmtree(tree, ignore_errors=True)
-    package.mkdir(parents=True)
+    # The next ordinary build writes the same file: what runs here is a copy.
+    core = ROOT / "target" / "mutants" / "_core.abi3.so"
+    core.parent.mkdir(exist_ok=True)
+    shutil.copy(ROOT / "target" / "debug" / "lib_core.so", core)
+    return core
+
+
+def run_test(test: str, folder: Path, core: Path, mutant: str) -> subprocess.CompletedProcess[str]:
+    """Run one test with the package as it is, but with that core, whose agent has the defect."""
+    package = folder / "sky_monarch"
+    package.mkdir()
     for entry in (ROOT / "sky_monarch").iterdir():
-        if entry.suffix != ".so" and entry.name != "__pycache__":
+        if entry.suffix != ".so" and entry.name not in {"__pycache__", "agent.py"}:
             (package / entry.name).symlink_to(entry)
-    shutil.copy(ROOT / "target" / "debug" / "lib_core.so", package / "_core.abi3.so")
-    return tree
-
-
-def run_test(test: str, tree: Path, mutant: str) -> subprocess.CompletedProcess[str]:
-    """Run one test against the mutant build."""
-    env = {
-        **os.environ,
-        "PYTHONPATH": str(tree),
-        "SKY_MONARCH_MUTANT": mutant,
-        "SKY_MONARCH_TEST_PATIENCE": "0.25",
-    }
+    (package / "_core.abi3.so").symlink_to(core)
+    # The variable itself cannot be handed down: no exported one of ours reaches the agent.
+    agent = (ROOT / "sky_monarch" / "agent.py").read_text()
+    head = "from __future__ import annotations\n"
+    assert head in agent
+    defect = f"{head}import os\nos.environ['SKY_MONARCH_MUTANT'] = {mutant!r}\n"
+    (package / "agent.py").write_text(agent.replace(head, defect, 1))
+    env = {**os.environ, "PYTHONPATH": str(folder), "SKY_MONARCH_TEST_PATIENCE": "0.25"}
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", test]
     return subprocess.run(
         command, cwd=ROOT, env=env, text=True, capture_output=True, timeout=110, check=False
     )
 
 
-def test_without_a_mutant_that_build_passes(mutant_tree: Path) -> None:
-    done = run_test(MUTANTS[0][1], mutant_tree, "")
+def test_without_a_defect_that_build_passes(mutable_core: Path, tmp_path: Path) -> None:
+    done = run_test(KILLED, tmp_path, mutable_core, "")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(("mutant", "test"), MUTANTS, ids=[mutant for mutant, _ in MUTANTS])
-def test_the_mutant_turns_its_test_red(mutant_tree: Path, mutant: str, test: str) -> None:
-    done = run_test(test, mutant_tree, mutant)
+@pytest.mark.parametrize(("mutant", "test", "words"), MUTANTS, ids=[mutant for mutant, *_ in MUTANTS])
+def test_the_defect_turns_its_test_red(
+    mutable_core: Path, tmp_path: Path, mutant: str, test: str, words: str
+) -> None:
+    done = run_test(test, tmp_path, mutable_core, mutant)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "failed" in done.stdout
+    assert "1 failed" in done.stdout, done.stdout
+    assert words in done.stdout, done.stdout

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+from itertools import pairwise
 
 from tests.support.processes import is_alive
 from tests.support.runs import FREE_RANK, Workbench, generation_of, pid_of
@@ -25,11 +27,25 @@ def test_a_killed_rank_is_replaced_and_the_others_keep_their_processes(workbench
     assert len(spawned[1]) == 2
     (recovery,) = after["recoveries"]
     assert recovery["replica"] == 1
-    assert recovery["first_commit_s"] > 0
+    assert all(recovery[key] is not None for key in ("detect_s", "evict_s", "spawn_s", "first_commit_s"))
+    assert (
+        0 <= recovery["detect_s"] <= recovery["evict_s"] <= recovery["spawn_s"] < recovery["first_commit_s"]
+    )
+    healed = re.search(r"healed from step 0 to (\d+)", workbench.cli("logs", name, "--replica", "1").stdout)
+    assert healed
+    assert int(healed[1]) >= 30, "it rejoins at the step of the others"
+    # The survivors go on at once: nobody waits for a heartbeat to go stale (5 s) or for a joiner.
+    assert longest_gap_s(workbench.cli("logs", name, "--replica", "0").stdout) < 3
     kinds = [event["event"] for event in workbench.events(name) if event.get("replica") == 1]
     order = ["rank_exited", "evicted", "generation_ended", "generation_started", "first_commit"]
     positions = [kinds.index(kind, kinds.index("rank_exited")) for kind in order]
     assert positions == sorted(positions), kinds
+
+
+def longest_gap_s(log: str) -> float:
+    """Longest time between two steps that a free rank has printed."""
+    times = [float(found) for found in re.findall(r"step \d+ at ([\d.]+)", log)]
+    return max(after - before for before, after in pairwise(times))
 
 
 def test_survivors_commit_while_the_victim_is_away(workbench: Workbench) -> None:
@@ -72,20 +88,20 @@ def test_every_rank_of_the_group_is_replaced_when_one_dies(workbench: Workbench)
 def test_a_hung_rank_is_found_and_replaced(workbench: Workbench) -> None:
     job = workbench.job(
         "hung",
-        run=f"{FREE_RANK} --steps 80 --do 1:20:stop",
-        recovery={"progress_limit_s": 3, "startup_limit_s": 20},
+        run=f"{FREE_RANK} --steps 60 --do 1:20:stop",
+        recovery={"progress_limit_s": 2, "startup_limit_s": 20},
     )
     name = workbench.up(job)
-    after = workbench.wait_for_end(name)
+    after = workbench.wait_for_end(name, within_s=60)
     assert after["state"] == "SUCCEEDED", after["reason"]
     assert [generation_of(after, replica) for replica in range(3)] == [1, 2, 1], "who waits is no culprit"
-    assert "3 s" in after["recoveries"][0]["cause"] or "progress" in after["recoveries"][0]["cause"]
+    assert [recovery["cause"] for recovery in after["recoveries"]] == ["no commit within 2 s"]
 
 
 def test_a_crash_loop_stops_at_its_budget_and_names_the_cause(workbench: Workbench) -> None:
     job = workbench.job(
         "loop",
-        run=f"{FREE_RANK} --steps 200 --do '1:0:raise=broken on purpose!'",
+        run=f"{FREE_RANK} --steps 60 --do '1:0:raise=broken on purpose!'",
         min_replicas=3,
         recovery={"max_restarts": 2},
     )

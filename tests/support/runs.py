@@ -180,7 +180,7 @@ class Workbench:
     def close(self) -> None:
         """End every run; used by the fixture, which then checks that nothing is left."""
         for name in self.names:
-            self.cli("down", name)
+            self.cli("down", name, "--grace", "1")
 
 
 def pid_of(status: dict[str, Any], replica: int, rank: int = 0) -> int:
