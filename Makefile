@@ -18,7 +18,8 @@ help: ## Show this list.
 
 .PHONY: demo
 demo: $(VENV)/.train ## Train four replica groups here, kill one, watch it rejoin.
-	$(BIN)/sky-monarch up task_templates/quickstart.yaml --inject kill:replica=1,rank=0,step=200
+	$(BIN)/sky-monarch up task_templates/quickstart.yaml --inject kill:replica=1,rank=0,step=300
+	@$(BIN)/sky-monarch logs quickstart | grep --only-matching 'held-out loss.*'
 
 .PHONY: test
 test: $(VENV)/.train $(VENV)/.dev ## Run every fast test: Rust, unit, integration.

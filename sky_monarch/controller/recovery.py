@@ -44,7 +44,10 @@ class _Record:
         return None if at_ns is None else max(0, at_ns - self.died_ns) / 1e9
 
     def lost_steps(self) -> int | None:
-        """Steps that the group took no part in, or has to do again."""
+        """Steps that the run committed without the group, or, where the run fell back, has to do again.
+
+        Not what the survivors lost: a session averages the interrupted step again and loses none.
+        """
         if self.step is None or self.first_step is None:
             return None
         missed = self.first_step - self.step - 1

@@ -171,7 +171,10 @@ class RecoveryRecord(_Record):
         evict_s: Until the lighthouse had dropped the dead generation.
         spawn_s: Until the replacement ran.
         first_commit_s: Until the replacement committed a step.
-        lost_steps: Steps of this group's work that were lost.
+        lost_steps: Steps that the run committed without this group, from its last commit to its first one
+            after the failure: its share of those batches was not trained on. Where the run itself fell back
+            (no donor was left), the steps that have to be done again. The survivors of a session lose none:
+            they average the interrupted step again.
         warm: The replacement was a warm standby.
         step: Last step committed before.
     """

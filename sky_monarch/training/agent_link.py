@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 _CONNECT_TIMEOUT_S = 5.0
 _POLL_S = 0.5
 _JOIN_S = 2.0
-# A wait for other groups is told after the first of these; each telling holds the watchdog off for the second.
+# A wait for other groups is told after the first; each telling holds the watchdog off for the second.
 _PATIENCE_S, _EXCUSE_S = 1.0, 3.0
 # What an out-of-memory rehearsal may still allocate before Python has to raise MemoryError.
 _OOM_HEADROOM_BYTES = 64 * 1024 * 1024

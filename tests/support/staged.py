@@ -1,7 +1,8 @@
 """Runs a training script slowly until a test lets it go on, and can leave one step of recovery out.
 
 ``python -m tests.support.staged [--leave-out push|heal] GATE script.py args``: each step takes a quarter of a
-second while the file GATE does not exist. What is left out, a test must notice: it is a mutant.
+second while the file GATE does not exist; while ``GATE.hang-REPLICA`` does, that replica hangs. What is left
+out, a test must notice: it is a mutant.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ def slow_down(gate: Path) -> None:
     step_optimizer = Session.step_optimizer
 
     def slowly(self, metrics=None):
+        while Path(f"{gate}.hang-{self.replica}").exists():
+            time.sleep(1)
         if not gate.exists():
             time.sleep(STEP_S)
         return step_optimizer(self, metrics)

@@ -189,6 +189,19 @@ def test_preload_happens_before_the_promotion_and_with_the_scripts_own_path(scri
     assert "cannot import nosuchmodule" in done.stderr
 
 
+def test_a_standby_that_is_promoted_before_it_is_ready_runs_all_the_same(scripts: Path) -> None:
+    (scripts / "slow_import.py").write_text(
+        "import pathlib, time\nwhile not pathlib.Path('promoted').exists():\n    time.sleep(0.01)\n"
+    )
+    (scripts / "early.py").write_text("import os; print(os.environ['GENERATION'])")
+    standby = Standby(["early.py"], scripts, preload="slow_import")
+    standby.agent.sendall(json.dumps({"env": {"GENERATION": "7"}}).encode() + b"\n")
+    standby.agent.close()  # as the agent does: it has nothing more to say or to hear
+    (scripts / "promoted").touch()
+    out, err = standby.process.communicate(timeout=LIMIT_S)
+    assert (out, err, standby.process.returncode) == ("7\n", "", 0)
+
+
 def test_a_standby_that_nobody_needs_leaves_quietly(scripts: Path) -> None:
     standby = Standby(["sub/dump.py"], scripts)
     assert standby.agent.recv(100) == b"ready\n"

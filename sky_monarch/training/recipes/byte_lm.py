@@ -155,7 +155,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=300, help="steps to commit (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=400, help="steps to commit (default: %(default)s)")
     parser.add_argument(
         "--batch", type=int, default=16, help="windows per replica and step (default: %(default)s)"
     )
@@ -173,14 +173,17 @@ def main() -> None:
     model = ByteTransformer()
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=0.1)
 
-    def before_update(step: int) -> None:
+    def learning_rate(step: int) -> float:
         warmup = min(1.0, (step + 1) / 20)
         cosine = 0.5 * (1 + math.cos(math.pi * step / args.steps))
+        return float(args.lr * warmup * (0.1 + 0.9 * cosine))
+
+    def before_update(step: int) -> None:
         for group in optimizer.param_groups:
-            group["lr"] = args.lr * warmup * (0.1 + 0.9 * cosine)
+            group["lr"] = learning_rate(step)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
 
-    started = time.monotonic()
+    started = stepped = time.monotonic()
     with Session(
         model, optimizer, target_step=args.steps, seed=args.seed, before_update=before_update
     ) as session:
@@ -188,7 +191,14 @@ def main() -> None:
             inputs_NT, targets_NT = draw_batch(train_B, args.batch, session.generator())
             loss = loss_of(model, inputs_NT, targets_NT)
             loss.backward()
-            committed = session.step_optimizer(metrics={"loss": loss.detach()})
+            before, stepped = stepped, time.monotonic()
+            committed = session.step_optimizer(
+                metrics={
+                    "loss": loss.detach(),
+                    "lr": learning_rate(session.step),
+                    "tokens_per_s": args.batch * CONTEXT / (stepped - before),
+                }
+            )
             if committed and session.is_leader and session.step % args.report_every == 0:
                 print(
                     f"step {session.step:4d}  loss {loss.item():.3f}  {time.monotonic() - started:5.1f} s",
