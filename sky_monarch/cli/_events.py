@@ -89,7 +89,7 @@ _TEXTS: Mapping[str, Callable[[_Fields], str]] = {
     "rank_exited": _exited,
     "generation_ended": lambda f: f"generation {f.get('generation')} ended{_at(f)}: {_cause(f)}",
     "restart_scheduled": _scheduled,
-    "ranks_up": lambda f: f"generation {f.get('generation')} runs, without a session that reports its steps",
+    "ranks_up": lambda f: f"generation {f.get('generation')} runs, no session has reported so far",
     "first_commit": lambda f: f"generation {f.get('generation')} committed step {f.get('step')}",
     "group_given_up": lambda f: f"given up, restarts spent: {f.get('restarts')}; {_cause(f)}",
     "group_done": lambda f: f"done{_at(f)}",

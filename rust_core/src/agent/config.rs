@@ -62,6 +62,9 @@ pub struct Service {
 pub struct Limits {
     /// From the first rank that exits with code 0 to the last, where no session says more.
     pub siblings_s: f64,
+    /// From the start of a group's first generation to the verdict that it has no session: a script may import for long
+    /// before it makes one.
+    pub session_s: f64,
     /// From the release of a group that is done to the end of its ranks. A last resort: how long a last evaluation may
     /// take is for the controller to decide, whose own limit is shorter.
     pub drain_s: f64,
@@ -78,7 +81,15 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { siblings_s: 600.0, drain_s: 900.0, kill_s: 60.0, evict_s: 10.0, flush_s: 5.0, standby_s: 30.0 }
+        Self {
+            siblings_s: 600.0,
+            session_s: 10.0,
+            drain_s: 900.0,
+            kill_s: 60.0,
+            evict_s: 10.0,
+            flush_s: 5.0,
+            standby_s: 30.0,
+        }
     }
 }
 
@@ -126,6 +137,7 @@ impl Config {
         let seconds = [
             ("linger_s", config.linger_s),
             ("limits.siblings_s", config.limits.siblings_s),
+            ("limits.session_s", config.limits.session_s),
             ("limits.drain_s", config.limits.drain_s),
             ("limits.kill_s", config.limits.kill_s),
             ("limits.evict_s", config.limits.evict_s),

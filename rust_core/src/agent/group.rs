@@ -109,6 +109,8 @@ pub struct Group {
     born: Instant,
     /// Ranks that have had a session in this or an earlier generation.
     session_seen: Vec<bool>,
+    /// A generation has run for long without any session.
+    is_plain: bool,
 }
 
 impl Group {
@@ -130,6 +132,7 @@ impl Group {
             standbys: Standbys::new(Arc::clone(&context), &plan),
             born: Instant::now(),
             session_seen: vec![false; plan.world_size as usize],
+            is_plain: false,
             mailbox,
             address,
             stop: stop_asked,

@@ -53,7 +53,7 @@ impl Scene {
         let mut config = serde_json::json!({
             "run_id": run_id, "host": "host-0", "run_dir": folder.path(), "private": path("private.json"),
             "socket": path("agent.sock"), "controller": format!("unix:{}", path("controller.sock")),
-            "services": [], "linger_s": 60.0, "limits": {"drain_s": 3.0, "siblings_s": 2.0, "flush_s": 2.0, "evict_s": 2.0, "standby_s": 1.0},
+            "services": [], "linger_s": 60.0, "limits": {"drain_s": 3.0, "session_s": 2.0, "siblings_s": 2.0, "flush_s": 2.0, "evict_s": 2.0, "standby_s": 1.0},
         });
         patch(&mut config);
         std::fs::write(path("agent.json"), config.to_string()).expect("a file");

@@ -97,11 +97,7 @@ impl Group {
     }
 
     fn state(&self, live: &Generation) -> GroupState {
-        if live.first_commit.is_some() || self.is_up(live) {
-            GroupState::Running
-        } else {
-            GroupState::Starting
-        }
+        if live.first_commit.is_some() || live.up { GroupState::Running } else { GroupState::Starting }
     }
 
     /// It has no session that could tell, and has run long enough to count as up.
@@ -201,8 +197,9 @@ impl Group {
             return Some(Cause::ProgressLimit { limit_s });
         }
         let up = self.is_up(live);
-        if up && !live.up {
-            live.up = true;
+        let patience = if self.is_plain { UP } else { seconds(self.context.limits.session_s) };
+        if up && !live.up && live.started.elapsed() >= patience {
+            (live.up, self.is_plain) = (true, true);
             self.emit(Event::RanksUp { replica: self.plan.replica, generation: live.number });
         }
         if self.standbys.are_wanted() {

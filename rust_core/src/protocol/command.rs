@@ -1,0 +1,230 @@
+//! Controller to agent: commands, and the plans that they carry.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::Slot;
+
+/// Controller to agent.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Command {
+    /// Run `setup` once on this host, before any group. Reported by [`Event::SetupFinished`].
+    Setup(SetupPlan),
+    /// Start a group, or go on with it where it runs already (idempotent per `generation`).
+    StartGroup(Box<GroupPlan>),
+    /// End a group in order: drain, TERM, wait for `grace_s`, KILL.
+    StopGroup {
+        /// Which group.
+        replica: u32,
+        /// Time between TERM and KILL.
+        grace_s: f64,
+        /// Shown in the events.
+        reason: String,
+    },
+    /// Every group is done, or the drain window is over: sessions that wait for that may leave.
+    Release,
+    /// Read captured output; answered by [`Report::LogChunk`].
+    ReadLog(LogRead),
+    /// Events up to `seq` are durable at the controller.
+    Ack {
+        /// Highest sequence number stored.
+        seq: u64,
+    },
+    /// Stop every group, then end the agent itself with exit code 0.
+    Shutdown {
+        /// Time between TERM and KILL.
+        grace_s: f64,
+        /// Shown in the events.
+        reason: String,
+    },
+}
+
+/// How a host is prepared.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SetupPlan {
+    /// Shell text, run with `bash -eo pipefail`.
+    pub script: String,
+    /// Working folder.
+    pub workdir: String,
+    /// Whole environment of the script.
+    pub envs: BTreeMap<String, String>,
+    /// Longest run time.
+    pub timeout_s: f64,
+}
+
+/// Everything an agent needs to keep one replica group alive on its own.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct GroupPlan {
+    /// Replica group.
+    pub replica: u32,
+    /// Replica groups in the run.
+    pub replicas: u32,
+    /// Ranks in this group, all on this host.
+    pub world_size: u32,
+    /// Generation of the first start; the agent counts on from it.
+    pub generation: u64,
+    /// What each rank runs.
+    pub command: RankCommand,
+    /// Working folder of every rank.
+    pub workdir: String,
+    /// Whole environment of every rank, before the agent adds its own variables.
+    pub envs: BTreeMap<String, String>,
+    /// Devices of each rank, by rank: indices for the mask. Empty: the mask is left as it is.
+    pub devices: Vec<Vec<u32>>,
+    /// Name of the one mask variable, such as `HIP_VISIBLE_DEVICES`.
+    pub device_env: Option<String>,
+    /// Base address of the lighthouse, `http://127.0.0.1:port`.
+    pub lighthouse: String,
+    /// Address of the lighthouse's control channel; none for TorchFT's own.
+    pub lighthouse_control: Option<String>,
+    /// What to do when a rank dies.
+    pub recovery: Recovery,
+    /// Modules a warm standby imports; empty with `standby = 0`.
+    pub preload: Vec<String>,
+    /// Faults to rehearse.
+    pub injections: Vec<Injection>,
+    /// Bytes kept per log file before it rotates.
+    pub log_segment_bytes: u64,
+    /// Log files kept per rank and generation; the oldest go first.
+    pub log_segments: u32,
+}
+
+/// What a rank runs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum RankCommand {
+    /// A program and its arguments, executed without a shell.
+    Exec {
+        /// `argv[0]` is looked up in the `PATH` of `envs`.
+        argv: Vec<String>,
+    },
+    /// Shell text, run with `bash -o pipefail -c`.
+    Shell {
+        /// The text.
+        script: String,
+    },
+}
+
+/// The restart budget leased to an agent, and its limits.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Recovery {
+    /// Restarts allowed inside `window_s`.
+    pub max_restarts: u32,
+    /// Restarts older than this are forgotten.
+    pub window_s: f64,
+    /// First delay of a restart; doubles with each restart that brought no progress. 0 for the first restart.
+    pub backoff_s: f64,
+    /// Longest delay.
+    pub backoff_max_s: f64,
+    /// Longest time from a generation's start to its first commit; none: unlimited.
+    pub startup_limit_s: Option<f64>,
+    /// Longest time between two commits. Applies to ranks with a session only.
+    #[serde(default)]
+    pub progress_limit_s: ProgressLimit,
+    /// Time between TERM and KILL when a generation is replaced or stopped.
+    pub grace_s: f64,
+    /// Warm standbys per slot: 0 or 1.
+    pub standby: u32,
+}
+
+/// Longest time between two commits. On the wire: `"off"`, `"auto"` or a number of seconds; `null` is `"off"`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(from = "ProgressLimitForm", into = "ProgressLimitForm")]
+pub enum ProgressLimit {
+    /// Unlimited.
+    #[default]
+    Off,
+    /// The longer of 60 s and ten times the median step.
+    Auto,
+    /// This many seconds.
+    Seconds(f64),
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum ProgressLimitForm {
+    Seconds(f64),
+    Word(ProgressLimitWord),
+    Null(Option<()>),
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum ProgressLimitWord {
+    Off,
+    Auto,
+}
+
+impl From<ProgressLimitForm> for ProgressLimit {
+    fn from(form: ProgressLimitForm) -> Self {
+        match form {
+            ProgressLimitForm::Seconds(limit_s) => Self::Seconds(limit_s),
+            ProgressLimitForm::Word(ProgressLimitWord::Auto) => Self::Auto,
+            ProgressLimitForm::Word(ProgressLimitWord::Off) | ProgressLimitForm::Null(_) => Self::Off,
+        }
+    }
+}
+
+impl From<ProgressLimit> for ProgressLimitForm {
+    fn from(limit: ProgressLimit) -> Self {
+        match limit {
+            ProgressLimit::Seconds(limit_s) => Self::Seconds(limit_s),
+            ProgressLimit::Auto => Self::Word(ProgressLimitWord::Auto),
+            ProgressLimit::Off => Self::Word(ProgressLimitWord::Off),
+        }
+    }
+}
+
+/// A fault to rehearse, once per run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Injection {
+    /// Unique in the run.
+    pub id: u32,
+    /// Which process.
+    pub slot: Slot,
+    /// What happens to it.
+    pub fault: Fault,
+    /// When.
+    pub trigger: Trigger,
+}
+
+/// What happens to the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Fault {
+    /// SIGKILL.
+    Kill,
+    /// SIGSTOP: alive, but it does nothing.
+    Hang,
+    /// The session ends its process with exit code 1.
+    Exit,
+    /// The session caps its own address space and allocates until Python raises `MemoryError`.
+    Oom,
+}
+
+/// When an injection fires.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Trigger {
+    /// The session of that slot has reported this step as committed.
+    Step(u64),
+    /// This long after the group's first generation started.
+    AfterS(f64),
+}
+
+/// Which captured output to read.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct LogRead {
+    /// Echoed in the answer.
+    pub request: u64,
+    /// Which process; none: the host's `setup`.
+    pub slot: Option<Slot>,
+    /// Which generation; 0: all of the slot's, in order, addressed by one running offset.
+    pub generation: u64,
+    /// First byte wanted; past the end, the answer is empty and has the end's.
+    pub offset: u64,
+    /// Most bytes wanted; the agent may send fewer.
+    pub max_bytes: u32,
+}

@@ -1,0 +1,285 @@
+//! Agent to controller: events with their place in its history, and progress.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Fault, Slot};
+
+/// Agent to controller.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Report {
+    /// Something happened. Sent again after a reconnect until acked.
+    Event(Stamped),
+    /// Latest progress of one rank; older ones are overwritten, never queued.
+    Progress(Progress),
+    /// Answer to [`Command::ReadLog`].
+    LogChunk {
+        /// From the question.
+        request: u64,
+        /// Offset of the first byte of `data`: larger than asked for where older output was rotated away.
+        offset: u64,
+        /// The bytes, exactly as the process wrote them.
+        #[serde(with = "serde_bytes")]
+        data: Vec<u8>,
+        /// True when no more can follow (the process has ended and everything was read).
+        eof: bool,
+    },
+}
+
+/// An event with its place in the agent's history.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Stamped {
+    /// Counts from 1 in each agent incarnation, without gaps.
+    pub seq: u64,
+    /// When it happened.
+    pub mono_ns: u64,
+    /// The same for people: Unix time in milliseconds.
+    pub wall_ms: u64,
+    /// What happened.
+    #[serde(flatten)]
+    pub event: Event,
+}
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Exit {
+    /// It exited with this code.
+    Code(i32),
+    /// This signal killed it.
+    Signal(i32),
+}
+
+/// Why a process or a generation ended.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "cause", rename_all = "snake_case")]
+pub enum Cause {
+    /// A rank ended by itself (or by somebody else's signal).
+    RankExited {
+        /// The first rank that ended.
+        rank: u32,
+        /// How.
+        exit: Exit,
+        /// It ended with code 0 before its session reported the target step: `(step, target)`.
+        early: Option<(u64, u64)>,
+    },
+    /// No first commit within `startup_limit_s`.
+    StartupLimit {
+        /// The limit.
+        limit_s: f64,
+    },
+    /// No commit within `progress_limit_s`.
+    ProgressLimit {
+        /// The limit.
+        limit_s: f64,
+    },
+    /// It could not be started at all.
+    SpawnFailed {
+        /// The operating system's words, and what was tried.
+        error: String,
+    },
+    /// The agent failed at looking after it: a defect of ours, in its own words.
+    AgentFailed {
+        /// What the panic said.
+        error: String,
+    },
+    /// Asked for.
+    Stopped {
+        /// By whom or why.
+        reason: String,
+    },
+}
+
+/// What an agent saw or did. `replica`, `rank` and `generation` say whose event it is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Event {
+    /// `setup` began.
+    SetupStarted,
+    /// `setup` ended.
+    SetupFinished {
+        /// How.
+        exit: Exit,
+        /// It ran into its time limit.
+        timed_out: bool,
+        /// Its last lines (20 at most).
+        tail: Vec<String>,
+    },
+    /// A generation begins: its ranks are about to be spawned.
+    GenerationStarted {
+        /// Whose.
+        replica: u32,
+        /// Which.
+        generation: u64,
+    },
+    /// A rank process runs.
+    RankSpawned {
+        /// Whose.
+        replica: u32,
+        /// Which rank.
+        rank: u32,
+        /// Which generation.
+        generation: u64,
+        /// Its pid.
+        pid: u32,
+        /// It was a warm standby a moment ago.
+        warm: bool,
+    },
+    /// A rank process ended.
+    RankExited {
+        /// Whose.
+        replica: u32,
+        /// Which rank.
+        rank: u32,
+        /// Which generation.
+        generation: u64,
+        /// Its pid.
+        pid: u32,
+        /// How it ended.
+        exit: Exit,
+        /// We ended it (because another rank of its group had died, or on request): not a root cause.
+        collateral: bool,
+        /// The kernel's OOM killer did it, as far as its counters tell.
+        oom: bool,
+        /// Its last lines (20 at most).
+        tail: Vec<String>,
+    },
+    /// A generation is over: no process of it is left.
+    GenerationEnded {
+        /// Whose.
+        replica: u32,
+        /// Which.
+        generation: u64,
+        /// Root cause.
+        #[serde(flatten)]
+        cause: Cause,
+        /// Last step its session reported as committed.
+        step: Option<u64>,
+    },
+    /// The next generation starts in `delay_s`.
+    RestartScheduled {
+        /// Whose.
+        replica: u32,
+        /// The generation that will start.
+        generation: u64,
+        /// Back-off.
+        delay_s: f64,
+        /// Restarts left in the window.
+        restarts_left: u32,
+    },
+    /// First committed step of a generation.
+    FirstCommit {
+        /// Whose.
+        replica: u32,
+        /// Which generation.
+        generation: u64,
+        /// The step.
+        step: u64,
+    },
+    /// All ranks of a generation run and none of them has a session that could tell of a commit: it counts as running.
+    RanksUp {
+        /// Whose.
+        replica: u32,
+        /// Which generation.
+        generation: u64,
+    },
+    /// The restart budget is spent.
+    GroupGivenUp {
+        /// Whose.
+        replica: u32,
+        /// Last generation.
+        generation: u64,
+        /// Root cause of the last death.
+        #[serde(flatten)]
+        cause: Cause,
+        /// Restarts spent in the window.
+        restarts: u32,
+    },
+    /// The group's work is done.
+    GroupDone {
+        /// Whose.
+        replica: u32,
+        /// Which generation finished it.
+        generation: u64,
+        /// The step that the session reported; none: every rank exited with code 0.
+        step: Option<u64>,
+    },
+    /// The group was stopped on request.
+    GroupStopped {
+        /// Whose.
+        replica: u32,
+        /// Last generation.
+        generation: u64,
+    },
+    /// A warm standby is ready for its slot.
+    StandbyReady {
+        /// Whose.
+        replica: u32,
+        /// Which rank.
+        rank: u32,
+        /// Its pid.
+        pid: u32,
+    },
+    /// A rehearsed fault was carried out.
+    Injected {
+        /// [`Injection::id`]; not called so on the wire, where journal and API keep the event's own `id`.
+        #[serde(rename = "injection")]
+        id: u32,
+        /// Whose.
+        replica: u32,
+        /// Which rank.
+        rank: u32,
+        /// Which generation.
+        generation: u64,
+        /// What.
+        fault: Fault,
+    },
+    /// The lighthouse was told that a generation is over, before its replacement was spawned.
+    Evicted {
+        /// Whose.
+        replica: u32,
+        /// Which generation.
+        generation: u64,
+        /// Last quorum that held it.
+        quorum_id: Option<i64>,
+        /// It had ended in order, done or stopped on request: it left.
+        #[serde(default)]
+        orderly: bool,
+    },
+    /// Processes of this run that no agent owned were found and ended.
+    Swept {
+        /// Their pids.
+        pids: Vec<u32>,
+    },
+    /// Something worth knowing that changes nothing by itself.
+    Notice {
+        /// Whose, if anybody's.
+        replica: Option<u32>,
+        /// One sentence.
+        message: String,
+    },
+}
+
+/// How far one rank is. Latest wins.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Progress {
+    /// Which process.
+    pub slot: Slot,
+    /// Which generation.
+    pub generation: u64,
+    /// When.
+    pub mono_ns: u64,
+    /// Steps committed.
+    pub step: u64,
+    /// Step at which the work is done.
+    pub target_step: Option<u64>,
+    /// Quorum in which the step was committed.
+    pub quorum_id: Option<i64>,
+    /// Replica groups that took part.
+    pub participants: Option<u32>,
+    /// Whatever else the session measured: `loss`, `lr`, `tokens_per_s`…
+    #[serde(default)]
+    pub metrics: BTreeMap<String, f64>,
+}

@@ -1,0 +1,62 @@
+//! Between a session and its agent.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::Fault;
+
+/// Session to agent.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum SessionReport {
+    /// A step was committed. Latest wins.
+    Committed {
+        /// Steps committed.
+        step: u64,
+        /// Quorum in which it was committed.
+        quorum_id: Option<i64>,
+        /// Replica groups that took part.
+        participants: Option<u32>,
+        /// Whatever else was measured.
+        #[serde(default)]
+        metrics: BTreeMap<String, f64>,
+    },
+    /// The target step is committed: the rank waits for [`SessionCommand::Release`] and leaves.
+    Done {
+        /// Steps committed.
+        step: u64,
+    },
+    /// For the next `limit_s` no commit is expected (evaluation, a long save); 0 ends the pause.
+    Pause {
+        /// Shown in status.
+        what: String,
+        /// Longest pause.
+        limit_s: f64,
+    },
+}
+
+/// Agent to session.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum SessionCommand {
+    /// Finish the step, leave the quorum, exit with code 0 within `grace_s`.
+    Drain {
+        /// Time left.
+        grace_s: f64,
+        /// Why.
+        reason: String,
+    },
+    /// Carry out a rehearsed fault on yourself ([`Fault::Exit`], [`Fault::Oom`]).
+    Inject {
+        /// What.
+        fault: Fault,
+    },
+    /// Nobody needs this rank as a donor any more: a rank that reported done may leave.
+    Release,
+    /// A member of every quorum up to `quorum_id` is dead: cut their collectives and rendezvous loose.
+    Dead {
+        /// The floor of the push.
+        quorum_id: i64,
+    },
+}
