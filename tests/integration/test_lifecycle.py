@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from tests.support.processes import is_alive, zombies_of
+from tests.support.processes import zombies_of
 from tests.support.runs import FREE_RANK, Workbench, ended_at_exit, pid_of
 from tests.support.waiting import eventually
 

@@ -71,15 +71,12 @@ def main() -> int:
                 break
         time.sleep(options.step_s)
         step += 1
+        members = len(quorum["participants"])
         agent.committed(
-            step,
-            quorum_id=quorum["quorum_id"],
-            participants=len(quorum["participants"]),
-            metrics={"loss": 1.0 / step},
+            step, quorum_id=quorum["quorum_id"], participants=members, metrics={"loss": 1.0 / step}
         )
-        print(
-            f"step {step} at {time.monotonic():.3f} quorum {quorum['quorum_id']} participants {len(quorum['participants'])}"
-        )
+        now_s = time.monotonic()
+        print(f"step {step} at {now_s:.3f} quorum {quorum['quorum_id']} participants {members}")
     agent.done(step)
     ears.released.wait(60)
     print(f"rank {rank} of replica {replica} is done at step {step}")
