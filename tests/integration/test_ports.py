@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import sys
 from collections.abc import Iterator
@@ -141,7 +140,7 @@ def _sockets_of(pid: int) -> set[str]:
     found = set()
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         try:
-            target = os.readlink(entry)
+            target = str(entry.readlink())
         except OSError:
             continue
         if target.startswith("socket:["):

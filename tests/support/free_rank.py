@@ -78,9 +78,8 @@ def main() -> int:
             participants=len(quorum["participants"]),
             metrics={"loss": 1.0 / step},
         )
-        print(
-            f"step {step} at {time.monotonic():.3f} quorum {quorum['quorum_id']} participants {len(quorum['participants'])}"
-        )
+        size = len(quorum["participants"])
+        print(f"step {step} at {time.monotonic():.3f} quorum {quorum['quorum_id']} participants {size}")
     agent.done(step)
     ears.released.wait(60)
     print(f"rank {rank} of replica {replica} is done at step {step}")

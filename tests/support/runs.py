@@ -18,7 +18,7 @@ from sky_monarch.errors import RunNotFoundError
 from sky_monarch.launch.folder import RunFolder, find
 from sky_monarch.sdk.run import Run
 from tests.support.processes import with_variable
-from tests.support.waiting import Hopeless, eventually
+from tests.support.waiting import HopelessError, eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 FREE_RANK = f"{sys.executable} -m tests.support.free_rank"
@@ -28,8 +28,8 @@ ENDED = {"SUCCEEDED", "FAILED", "FAILED_SETUP", "CANCELLED", "LOST"}
 class Workbench:
     """Starts and ends jobs through the CLI and looks at them through the SDK, as the CLI does.
 
-    A look through the CLI costs a second of a busy core, one through the SDK milliseconds: what a test waits for
-    must not be over before it is seen.
+    A look through the CLI costs a second of a busy core, one through the SDK milliseconds: what a test waits
+    for must not be over before it is seen.
 
     Attributes:
         home: State folder of this workbench.
@@ -138,7 +138,7 @@ class Workbench:
         def probe() -> dict[str, Any]:
             status = self.status(name)
             if status["state"] not in states and status["state"] in ENDED:
-                raise Hopeless(f"the run is {status['state']}: {status['reason']}")
+                raise HopelessError(f"the run is {status['state']}: {status['reason']}")
             assert status["state"] in states, (status["state"], status["reason"])
             return status
 
@@ -154,7 +154,7 @@ class Workbench:
         def probe() -> dict[str, Any]:
             status = self.status(name)
             if status["state"] in ENDED:
-                raise Hopeless(f"the run is {status['state']}: {status['reason']}")
+                raise HopelessError(f"the run is {status['state']}: {status['reason']}")
             assert (status["step"] or 0) >= step, status["step"]
             assert all(rank["pid"] for group in status["groups"] for rank in group["ranks"]), status["groups"]
             return status
@@ -195,7 +195,7 @@ def generation_of(status: dict[str, Any], replica: int) -> int:
 
 @contextmanager
 def quiet_sockets() -> Iterator[None]:
-    """Without the warning about a socket that httpcore leaves to the garbage collector when a connect fails."""
+    """Without the warning about the socket that httpcore leaves unclosed when a connect fails."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         yield

@@ -12,7 +12,7 @@ T = TypeVar("T")
 PATIENCE = float(os.environ.get("SKY_MONARCH_TEST_PATIENCE", "1"))
 
 
-class Hopeless(Exception):
+class HopelessError(Exception):
     """What a probe raises where waiting longer cannot help."""
 
 
