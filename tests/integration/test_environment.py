@@ -55,7 +55,8 @@ def test_values_arrive_unchanged_on_every_replica_and_after_a_restart(workbench:
 def test_a_rank_gets_the_elastic_environment(workbench: Workbench) -> None:
     keys = [
         "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR",
-        "REPLICA_GROUP_ID", "NUM_REPLICA_GROUPS", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE",
+        "REPLICA_GROUP_ID", "NUM_REPLICA_GROUPS", "TORCHELASTIC_RESTART_COUNT",
+        "TORCHELASTIC_USE_AGENT_STORE",
     ]  # fmt: skip
     job = workbench.job("elastic", run=dump(workbench, *keys), replicas=2, ranks_per_replica=2)
     name = workbench.up(job)

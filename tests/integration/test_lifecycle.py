@@ -66,8 +66,8 @@ def test_ctrl_c_while_the_command_itself_still_starts_leaves_nothing(
         timer = threading.Timer(moment_s, up.send_signal, (signal.SIGINT,))
         timer.start()
         out, err = up.communicate(timeout=30)
-    # Before Python has a handler the signal itself ends it, which a shell shows as 130 too; while Python starts
-    # itself up, its own words and code end it, before a line of ours.
+    # Before Python has a handler the signal itself ends it, which a shell shows as 130 too; while Python
+    # starts up, its own words and code end it, before a line of ours.
     is_pythons_own = "KeyboardInterrupt" in err and "sky_monarch/" not in err
     assert up.returncode in {130, -signal.SIGINT} or is_pythons_own, (up.returncode, out, err)
     left = list((workbench.home / "runs").glob("early-*")) if workbench.home.exists() else []

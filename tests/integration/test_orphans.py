@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 
+from sky_monarch.launch.folder import write_json
+from sky_monarch.launch.process import Process
 from tests.support.processes import environ_of, is_alive
 from tests.support.runs import FREE_RANK, Workbench, pid_of
 from tests.support.waiting import eventually
@@ -39,6 +41,9 @@ def test_a_new_agent_takes_the_run_up_again_and_no_rank_lives_twice(workbench: W
         command, env=env, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as new:
         try:
+            started = Process.of(new.pid)
+            assert started
+            write_json(folder / "agent.pid", {"pid": started.pid, "start_ticks": started.start_ticks})
 
             def spawned() -> list[dict]:
                 again = [event for event in workbench.events(name) if event["event"] == "rank_spawned"]

@@ -28,9 +28,8 @@ def test_a_killed_rank_is_replaced_and_the_others_keep_their_processes(workbench
     (recovery,) = after["recoveries"]
     assert recovery["replica"] == 1
     assert all(recovery[key] is not None for key in ("detect_s", "evict_s", "spawn_s", "first_commit_s"))
-    assert (
-        0 <= recovery["detect_s"] <= recovery["evict_s"] <= recovery["spawn_s"] < recovery["first_commit_s"]
-    )
+    assert 0 <= recovery["evict_s"] <= recovery["spawn_s"] < recovery["first_commit_s"]
+    assert 0 <= recovery["detect_s"] < 2
     healed = re.search(r"healed from step 0 to (\d+)", workbench.cli("logs", name, "--replica", "1").stdout)
     assert healed
     assert int(healed[1]) >= 30, "it rejoins at the step of the others"
@@ -94,7 +93,10 @@ def test_a_hung_rank_is_found_and_replaced(workbench: Workbench) -> None:
     name = workbench.up(job)
     after = workbench.wait_for_end(name, within_s=60)
     assert after["state"] == "SUCCEEDED", after["reason"]
-    assert [generation_of(after, replica) for replica in range(3)] == [1, 2, 1], "who waits is no culprit"
+    assert [generation_of(after, replica) for replica in range(3)] == [1, 2, 1], (
+        "who waits is no culprit",
+        after["recoveries"],
+    )
     assert [recovery["cause"] for recovery in after["recoveries"]] == ["no commit within 2 s"]
 
 

@@ -11,7 +11,7 @@ from tests.support.runs import Workbench
 
 HEAD = "name: refused\nrun: 'true'\n"
 
-# What the job file says below HEAD, and for each problem: its line, its path, words of its message or its fix.
+# What the job file says below HEAD, and for each problem: its line, its path, words of message or fix.
 CASES = {
     "typos": (
         "replicas: 2\nnum_workers: 2\nresources:\n  acelerators: MI300X:8\nrecovery: {max_restart: 3}\n",

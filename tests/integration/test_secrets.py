@@ -1,4 +1,4 @@
-"""Secrets: in the process that needs them and in one private file, however they were given and however it ends."""
+"""Secrets: in the process that needs them and one private file, however they were given, however it ends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FAILS = "raise SystemExit(3)"
 
 
 def holders(folder: Path) -> list[Path]:
-    """Files under ``folder`` that hold a canary; what is renamed meanwhile is looked at under its new name."""
+    """Files under ``folder`` that hold a canary; one renamed meanwhile is seen under its new name."""
     found = []
     for path in folder.rglob("*"):
         try:

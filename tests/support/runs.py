@@ -28,8 +28,8 @@ ENDED = {"SUCCEEDED", "FAILED", "FAILED_SETUP", "CANCELLED", "LOST"}
 class Workbench:
     """Starts and ends jobs through the CLI and looks at them through the SDK, as the CLI does.
 
-    A look through the CLI costs a second of a busy core, one through the SDK milliseconds: what a test waits for
-    must not be over before it is seen.
+    A look through the CLI costs a second of a busy core, one through the SDK milliseconds: what a test waits
+    for must not be over before it is seen.
 
     Attributes:
         home: State folder of this workbench.
@@ -195,7 +195,7 @@ def generation_of(status: dict[str, Any], replica: int) -> int:
 
 @contextmanager
 def quiet_sockets() -> Iterator[None]:
-    """Without the warning about a socket that httpcore leaves to the garbage collector when a connect fails."""
+    """Without the warning about the socket that httpcore leaves unclosed when a connect fails."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         yield

@@ -22,7 +22,7 @@ pub enum Eviction {
 pub type Evicting<'a> = Pin<Box<dyn Future<Output = Result<Eviction>> + Send + 'a>>;
 
 /// A question under way.
-pub type Asking<'a> = Pin<Box<dyn Future<Output = bool> + Send + 'a>>;
+pub type Asking<'a> = Pin<Box<dyn Future<Output = Option<f64>> + Send + 'a>>;
 
 /// Tells the lighthouse that a generation is dead. Called before its replacement is spawned.
 pub trait Evictor: fmt::Debug + Send + Sync {
@@ -34,9 +34,10 @@ pub trait Evictor: fmt::Debug + Send + Sync {
         self.evict(replica, FOR_GOOD, limit)
     }
 
-    /// Whether `generation` of `replica` waits at the lighthouse for a quorum; false where nobody says so in time.
-    fn is_waiting(&self, _replica: u32, _generation: u64, _limit: Duration) -> Asking<'_> {
-        Box::pin(std::future::ready(false))
+    /// Seconds since `generation` of `replica` last waited at the lighthouse for a quorum (0 while it does); none where
+    /// it never has, or nobody says so in time.
+    fn idle_s(&self, _replica: u32, _generation: u64, _limit: Duration) -> Asking<'_> {
+        Box::pin(std::future::ready(None))
     }
 }
 
@@ -57,22 +58,16 @@ impl Evictor for ControlClient {
         )
     }
 
-    fn is_waiting(&self, replica: u32, generation: u64, limit: Duration) -> Asking<'_> {
-        Box::pin(async move {
-            let state = self.state(limit).await;
-            state.is_ok_and(|json| is_asking(&json, replica, generation))
-        })
+    fn idle_s(&self, replica: u32, generation: u64, limit: Duration) -> Asking<'_> {
+        Box::pin(async move { idle_in(&self.state(limit).await.ok()?, replica, generation) })
     }
 }
 
-/// Whether a snapshot of the lighthouse shows that a generation asks for a quorum.
-fn is_asking(json: &str, replica: u32, generation: u64) -> bool {
-    let snapshot: serde_json::Value = serde_json::from_str(json).unwrap_or_default();
-    let replicas = snapshot["replicas"].as_array();
-    replicas
-        .into_iter()
-        .flatten()
-        .any(|one| one["replica"] == replica && one["generation"] == generation && one["asking"] == true)
+/// What a snapshot of the lighthouse says about when a generation last waited for a quorum.
+fn idle_in(json: &str, replica: u32, generation: u64) -> Option<f64> {
+    let snapshot: serde_json::Value = serde_json::from_str(json).ok()?;
+    let mut replicas = snapshot["replicas"].as_array()?.iter();
+    replicas.find(|one| one["replica"] == replica && one["generation"] == generation)?["idle_s"].as_f64()
 }
 
 /// The evictor for a lighthouse with this control address; none: TorchFT's.
@@ -88,13 +83,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_very_generation_that_asks_counts_as_waiting() {
+    fn only_the_very_generation_that_waited_counts() {
         let json = r#"{"replicas": [
-            {"id": "a", "replica": 0, "generation": 2, "asking": true},
-            {"id": "b", "replica": 1, "generation": 1, "asking": false},
-            {"id": "c", "asking": true}]}"#;
-        assert!(is_asking(json, 0, 2));
-        assert!(!is_asking(json, 0, 1) && !is_asking(json, 1, 1) && !is_asking(json, 2, 1));
-        assert!(!is_asking("", 0, 2) && !is_asking("{}", 0, 2));
+            {"id": "a", "replica": 0, "generation": 2, "idle_s": 0.0},
+            {"id": "b", "replica": 1, "generation": 1, "idle_s": null},
+            {"id": "c", "idle_s": 3.5}]}"#;
+        assert_eq!(idle_in(json, 0, 2), Some(0.0));
+        assert_eq!((idle_in(json, 0, 1), idle_in(json, 1, 1), idle_in(json, 2, 1)), (None, None, None));
+        assert_eq!((idle_in("", 0, 2), idle_in("{}", 0, 2)), (None, None));
     }
 }

@@ -41,6 +41,8 @@ struct Waiter {
 pub(super) struct Known {
     pub(super) identity: Option<Identity>,
     pub(super) step: Option<i64>,
+    /// When it last got a quorum.
+    pub(super) answered: Option<Instant>,
     /// It sends heartbeats: then its silence means something even while it asks.
     beats: bool,
     connections: BTreeSet<ConnectionId>,
@@ -352,6 +354,9 @@ impl Registry {
             self.counters.waited(waited);
             // every ask has its waiter; a member without one could not be answered and must not be listed
             let Some(Waiter { requester, reply, .. }) = self.waiters.remove(id) else { continue };
+            if let Some(known) = self.known.get_mut(id) {
+                known.answered = Some(now);
+            }
             participants.push(requester);
             answers.push(reply);
         }

@@ -94,6 +94,8 @@ pub struct Replica {
     pub step: Option<i64>,
     /// It waits for a quorum.
     pub asking: bool,
+    /// Time since it last waited for a quorum, seconds: 0 while it does; none: it never has.
+    pub idle_s: Option<f64>,
     /// It is in the last quorum.
     pub in_quorum: bool,
     /// Time since it was last heard of, seconds.
@@ -142,6 +144,11 @@ impl Registry {
                 identity: known.identity,
                 step: known.step,
                 asking: self.state.asks.contains_key(id),
+                idle_s: if self.state.asks.contains_key(id) {
+                    Some(0.0)
+                } else {
+                    known.answered.map(|at| now.saturating_duration_since(at).as_secs_f64())
+                },
                 in_quorum: self.state.was_in(id),
                 silent_s: self
                     .state

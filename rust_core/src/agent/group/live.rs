@@ -184,11 +184,9 @@ impl Group {
                     .map_or_else(|| !self.has_never_had_a_session(rank), |session| session.open);
                 watched.then(|| rank.watchdog.verdict(now_s, &self.plan.recovery)).flatten()
             });
-        if late.is_some() && !mutant::is_on("no_watchdog") {
-            if !self.waits_for_others(live.number).await {
-                return late;
-            }
-            live.ranks.iter_mut().for_each(|rank| rank.watchdog.refresh(now_s));
+        if let Some(cause) = late.filter(|_| !mutant::is_on("no_watchdog")) {
+            let Some(idle_s) = self.idle_s(live.number, &cause).await else { return Some(cause) };
+            live.ranks.iter_mut().for_each(|rank| rank.watchdog.refresh(now_s - idle_s));
         }
         let limit_s = self.context.limits.siblings_s;
         if live.first_exit_0.is_some_and(|at| at.elapsed().as_secs_f64() > limit_s)
@@ -216,9 +214,12 @@ impl Group {
         None
     }
 
-    /// Whether a generation commits nothing because a peer does not: then it is the peer that hangs.
-    async fn waits_for_others(&self, generation: u64) -> bool {
-        !mutant::is_on("blame_waiting") && self.evictor.is_waiting(self.plan.replica, generation, ASK).await
+    /// Seconds since a generation that exceeds a limit last waited for its peers, where that is within the limit: while
+    /// it waited it could commit nothing, and it is the peer that hangs.
+    async fn idle_s(&self, generation: u64, cause: &Cause) -> Option<f64> {
+        let (Cause::StartupLimit { limit_s } | Cause::ProgressLimit { limit_s }) = cause else { return None };
+        let idle_s = self.evictor.idle_s(self.plan.replica, generation, ASK).await?;
+        (idle_s < *limit_s && !mutant::is_on("blame_waiting")).then_some(idle_s)
     }
 
     /// Carries out the faults that are due for a rank.
