@@ -55,7 +55,7 @@ def wait_for_steps_of_all(workbench: Workbench, name: str, step: int) -> dict[st
         assert all((group["step"] or 0) >= step for group in status["groups"]), status["groups"]
         return status
 
-    return eventually(probe, within_s=START_S, every_s=0.2)
+    return eventually(probe, within_s=START_S, every_s=0.5)
 
 
 def wait_for_event(workbench: Workbench, name: str, event: str, **fields: Any) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def wait_for_event(workbench: Workbench, name: str, event: str, **fields: Any) -
                 return line
         return None
 
-    return eventually(probe, within_s=START_S, every_s=0.2, what=f"{event} {fields}")
+    return eventually(probe, within_s=START_S, every_s=0.5, what=f"{event} {fields}")
 
 
 def digests(workbench: Workbench, name: str) -> dict[int, tuple[str, str]]:
@@ -148,7 +148,7 @@ def survive_a_hang(workbench: Workbench, *, within_s: float, without: str = "") 
         eventually(
             lambda: workbench.status(name)["groups"][0]["step"] >= stuck_at + 5,
             within_s=within_s,
-            every_s=0.2,
+            every_s=0.5,
         )
         assert is_alive(pid_of(before, 1)), "it was cut off, not waited for"
         assert workbench.pids_spawned(name)[0] == [pid_of(before, 0)], "the one that waited was left alone"
@@ -202,7 +202,7 @@ def test_a_plain_torchft_script_survives_a_kill(workbench: Workbench) -> None:
             int(step) for step in steps.findall(workbench.cli("logs", name, "--replica", str(replica)).stdout)
         ]
 
-    eventually(lambda: seen(0) and seen(1), within_s=START_S, every_s=0.3)
+    eventually(lambda: seen(0) and seen(1), within_s=START_S, every_s=0.5)
     before = workbench.status(name)
     os.kill(pid_of(before, 1), signal.SIGKILL)
     after = workbench.wait_for_end(name, within_s=START_S)
