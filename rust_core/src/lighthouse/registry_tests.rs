@@ -395,3 +395,20 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn the_snapshot_says_when_a_group_last_waited() {
+    let (mut scene, _) = Scene::three();
+    let all: Vec<(String, _)> = (0..3).map(|replica| (format!("r{replica}:a"), is(replica, 1))).collect();
+    let alive: Vec<(&str, _)> = all.iter().map(|(id, identity)| (id.as_str(), *identity)).collect();
+    scene.pass(3 * SECOND, &alive);
+    let _waiting = scene.asks("r1:a", is(1, 1));
+    let idle = |scene: &Scene| -> Vec<Option<f64>> {
+        scene.registry.snapshot(scene.now).replicas.iter().map(|replica| replica.idle_s).collect()
+    };
+    let seen = idle(&scene);
+    assert_eq!(seen[1], Some(0.0), "it waits");
+    assert!(seen[0].is_some_and(|idle_s| (2.9..4.0).contains(&idle_s)), "{seen:?}");
+    scene.registry.heartbeat(scene.now, 9, is(5, 1), "r5:a").expect("let in");
+    assert_eq!(idle(&scene)[3], None, "it has never asked");
+}
