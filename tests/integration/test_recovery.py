@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from itertools import pairwise
+
+import pytest
 
 from tests.support.processes import is_alive
 from tests.support.runs import FREE_RANK, Workbench, generation_of, pid_of
@@ -18,7 +21,7 @@ def test_a_killed_rank_is_replaced_and_the_others_keep_their_processes(workbench
 
     os.kill(pid_of(before, 1), signal.SIGKILL)
 
-    after = workbench.wait_for_end(name)
+    after = workbench.wait_for_end(name, within_s=60)
     assert after["state"] == "SUCCEEDED", after["reason"]
     assert [generation_of(after, replica) for replica in range(3)] == [1, 2, 1]
     spawned = workbench.pids_spawned(name)
@@ -108,7 +111,7 @@ def test_a_crash_loop_stops_at_its_budget_and_names_the_cause(workbench: Workben
         recovery={"max_restarts": 2},
     )
     name = workbench.up(job)
-    after = workbench.wait_for_end(name)
+    after = workbench.wait_for_end(name, within_s=60)
     assert after["state"] == "FAILED"
     assert after["exit_code"] != 0
     starts = [event for event in workbench.events(name) if event["event"] == "generation_started"]
@@ -129,3 +132,49 @@ def test_the_run_goes_on_degraded_while_min_replicas_hold(workbench: Workbench) 
     assert after["state"] == "SUCCEEDED", after["reason"]
     assert after["groups"][1]["state"] == "GIVEN_UP"
     assert "DEGRADED" in [event.get("state") for event in workbench.events(name)]
+
+
+@pytest.fixture
+def backing_off(workbench: Workbench) -> str:
+    """A run of which replica 1 waits to be restarted, for longer than any test."""
+    job = workbench.job(
+        "off",
+        run=f"{FREE_RANK} --steps 2000 --do 1:0:raise!",
+        recovery={"backoff_s": 300, "backoff_max_s": 300},
+    )
+    name = workbench.up(job)
+
+    def waits() -> bool:
+        events = [event for event in workbench.events(name) if event["event"] == "restart_scheduled"]
+        return bool(events) and events[-1]["delay_s"] == 300
+
+    eventually(waits)
+    return name
+
+
+def test_down_does_not_wait_for_a_restart_that_is_still_to_come(
+    workbench: Workbench, backing_off: str
+) -> None:
+    started = time.monotonic()
+    assert workbench.cli("down", backing_off, "--grace", "2").returncode == 0
+    assert time.monotonic() - started < 10
+    assert workbench.status(backing_off)["reason"] == "down"
+    assert not workbench.processes(backing_off)
+
+
+def test_a_new_controller_does_not_stop_a_group_that_waits_for_its_restart(
+    workbench: Workbench, backing_off: str
+) -> None:
+    before = workbench.status(backing_off)
+    os.kill(before["controller_pid"], signal.SIGKILL)
+
+    def again() -> bool:
+        events = workbench.events(backing_off)
+        controllers = [event for event in events if event["event"] == "controller_started"]
+        return len(controllers) == 2 and events[-1]["event"] in {"agent_connected", "run_state"}
+
+    eventually(again)
+    after = workbench.status(backing_off)
+    assert after["state"] == "RUNNING"
+    assert (after["groups"][1]["state"], generation_of(after, 1)) == ("RESTARTING", 3)
+    assert [pid_of(after, replica) for replica in (0, 2)] == [pid_of(before, replica) for replica in (0, 2)]

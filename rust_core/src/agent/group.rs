@@ -193,8 +193,9 @@ impl Group {
                     break;
                 }
                 Verdict::Restart { delay_s, left } => {
-                    self.show(number, GroupState::Restarting);
+                    // From here on the next generation is the one that is spoken of, also before it starts.
                     let next = number + 1;
+                    self.show(next, GroupState::Restarting);
                     self.emit(Event::RestartScheduled {
                         replica,
                         generation: next,
@@ -203,7 +204,7 @@ impl Group {
                     });
                     let delay_s = if mutant::is_on("drop_restart") { 3600.0 } else { delay_s };
                     if self.rest(seconds(delay_s)).await {
-                        self.stopped(number);
+                        self.stopped(next);
                         break;
                     }
                     number = next;
