@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,6 +48,17 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if left:
         print(f"\nerror: the tests left behind: {', '.join(sorted(left))}")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _short_folder() -> Iterator[Path]:
+    """A fresh folder with a short name: pytest's own, in a worker, is too long for a Unix socket in it."""
+    folder = Path(tempfile.mkdtemp(prefix="smt-"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+tmp_path = pytest.fixture(_short_folder, name="tmp_path")
+module_path = pytest.fixture(_short_folder, name="module_path", scope="module")
 
 
 @pytest.fixture

@@ -91,8 +91,8 @@ def test_no_route_answers_without_the_token(
 
 
 @pytest.fixture(scope="module")
-def shared_run(tmp_path_factory: pytest.TempPathFactory):
-    with controller(tmp_path_factory.mktemp("shared")) as started:
+def shared_run(module_path: Path):
+    with controller(module_path) as started:
         yield started
 
 

@@ -23,8 +23,8 @@ LIMIT_S = 90
 
 
 @pytest.fixture(scope="module")
-def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
-    zygote = Zygote(tmp_path_factory.mktemp("zygote"))
+def zygote(module_path: Path) -> Iterator[Zygote]:
+    zygote = Zygote(module_path)
     yield zygote
     zygote.close()
 
