@@ -24,6 +24,7 @@ demo: $(VENV)/.train ## Train four replica groups here, kill one, watch it rejoi
 .PHONY: test
 test: $(VENV)/.train $(VENV)/.dev ## Run every fast test: Rust, unit, integration.
 	cargo test --workspace --quiet
+	cargo build --quiet --package sky-monarch-py --features mutants
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile
 
 .PHONY: lint
