@@ -51,16 +51,19 @@ def test_a_hang_up_of_the_terminal_ends_no_run(workbench: Workbench, detach: str
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     ) as up:
-        status = eventually(
-            lambda: list((workbench.home / "runs").glob("hangup-*")) and workbench.status("hangup"),
-            within_s=30,
-        )
-        eventually(lambda: pid_of(workbench.status("hangup"), 0), within_s=30)
-        if detach:
-            assert up.wait(20) == 0
-        else:
-            os.killpg(up.pid, signal.SIGHUP)
-            assert up.wait(20) == -signal.SIGHUP
+        try:
+            status = eventually(
+                lambda: list((workbench.home / "runs").glob("hangup-*")) and workbench.status("hangup"),
+                within_s=30,
+            )
+            eventually(lambda: pid_of(workbench.status("hangup"), 0), within_s=30)
+            if detach:
+                assert up.wait(20) == 0
+            else:
+                os.killpg(up.pid, signal.SIGHUP)
+                assert up.wait(20) == -signal.SIGHUP
+        finally:
+            up.kill()  # else leaving the block would wait for it
     after = workbench.status("hangup")
     assert after["state"] == "RUNNING"
     assert after["run_id"] == status["run_id"]

@@ -184,8 +184,9 @@ class Workbench:
 
 
 def pid_of(status: dict[str, Any], replica: int, rank: int = 0) -> int:
-    """Pid of one rank."""
-    return status["groups"][replica]["ranks"][rank]["pid"]
+    """Pid of one rank; 0 where it has none (yet, or any more)."""
+    ranks = status["groups"][replica]["ranks"]
+    return (ranks[rank]["pid"] or 0) if rank < len(ranks) else 0
 
 
 def generation_of(status: dict[str, Any], replica: int) -> int:

@@ -13,23 +13,6 @@ from sky_monarch import cli
 
 HEAVY = {"sky", "torch", "torchft", "httpx", "pydantic", "numpy", "rich", "ruamel", "starlette", "uvicorn"}
 
-BARE_APP = """
-import typer
-app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
-def make(number):
-    def command(
-        a: str = typer.Argument(help="An argument."),
-        b: int = typer.Option(1, help="An option."),
-        c: bool = typer.Option(False, help="An option."),
-        d: list[str] = typer.Option([], help="An option."),
-    ) -> None:
-        "Do something that one line describes."
-    app.command(f"command{number}")(command)
-for number in range(11):
-    make(number)
-app()
-"""
-
 
 def child(code, *arguments, **options):
     done = subprocess.run(
@@ -107,25 +90,6 @@ def test_each_command_has_a_module_and_a_help_text():
         assert command.callback.__doc__
         if not command.hidden:
             assert importlib.import_module(f"sky_monarch.cli.{name}")
-
-
-def cpu_s(*arguments):
-    code = (
-        "import resource, subprocess, sys\n"
-        "subprocess.run([sys.executable, *sys.argv[1:]], check=True, stdout=subprocess.DEVNULL)\n"
-        "used = resource.getrusage(resource.RUSAGE_CHILDREN)\nprint(used.ru_utime + used.ru_stime)"
-    )
-    return float(child(code, *arguments))
-
-
-def test_help_costs_at_most_1_3_times_a_bare_typer_app_of_equal_size(tmp_path):
-    bare = tmp_path / "bare.py"
-    bare.write_text(BARE_APP)
-    for arguments in ([str(bare), "--help"], ["-m", "sky_monarch", "--help"]):
-        cpu_s(*arguments)  # compiles
-    pairs = [(cpu_s("-m", "sky_monarch", "--help"), cpu_s(str(bare), "--help")) for _ in range(7)]
-    ours, theirs = min(pair[0] for pair in pairs), min(pair[1] for pair in pairs)
-    assert ours <= 1.3 * theirs, pairs
 
 
 def test_importing_the_package_costs_at_most_30_ms_of_cpu():
