@@ -127,12 +127,13 @@ async fn the_first_connection_to_the_master_port_starts_the_store(mutant: Option
     plan.envs.insert("PYTHONPATH".into(), format!("{0}:{0}/helper", plan.workdir));
     scene.send(start(plan)).await;
     let first = scene.spawned(0, 0, 1).await?;
-    eventually("the rank is up", SOON, || scene.path("up-1").exists()).await?;
-    ensure(!scene.path("logs/store").exists(), "no helper before somebody asks")?;
-    let port = |name: &str| {
-        let text = std::fs::read_to_string(scene.path(name)).expect("a file");
-        text.split(' ').nth(1).and_then(|port| port.parse::<u16>().ok()).expect("a port")
+    // The file is there before its text is.
+    let told = |name: &str| -> Option<u16> {
+        std::fs::read_to_string(scene.path(name)).ok()?.split(' ').nth(1)?.parse().ok()
     };
+    eventually("the rank is up", SOON, || told("up-1").is_some()).await?;
+    ensure(!scene.path("logs/store").exists(), "no helper before somebody asks")?;
+    let port = |name: &str| told(name).expect("a port");
     let ask = |port: u16| {
         let mut stream = TcpStream::connect(("127.0.0.1", port)).map_err(|e| e.to_string())?;
         stream.set_read_timeout(Some(SOON)).map_err(|e| e.to_string())?;
@@ -143,7 +144,7 @@ async fn the_first_connection_to_the_master_port_starts_the_store(mutant: Option
     let old = port("up-1");
     ensure(ask(old)? == "store 1" && ask(old)? == "store 1", "the helper serves the socket itself")?;
     kill(first, libc::SIGKILL);
-    eventually("the next one is up", SOON, || scene.path("up-2").exists()).await?;
+    eventually("the next one is up", SOON, || told("up-2").is_some()).await?;
     ensure(ask(port("up-2"))? == "store 2", "each generation has its own")
 }
 
