@@ -51,6 +51,14 @@ pub enum LighthouseReply {
         /// The text.
         json: String,
     },
+    /// Unasked, with a `seq` of 0, to every supervisor: a member of the quorums up to this one is gone, so nothing that
+    /// they do together can succeed any more.
+    Gone {
+        /// Last quorum that held it.
+        quorum_id: i64,
+        /// Who, and how that is known.
+        reason: String,
+    },
     /// The command could not be carried out.
     Failed {
         /// Why.
