@@ -18,6 +18,8 @@ __all__ = [
     "ChannelServer",
     "LighthouseClient",
     "LighthouseControl",
+    "adopt_orphans",
+    "end_descendants",
     "error_kinds",
     "raise_kind",
     "run_agent",
@@ -291,6 +293,19 @@ class LighthouseControl:
             ChannelTimeoutError: No answer within ``timeout_s``.
             PeerRefusedError: The token or the run is another's.
         """
+
+def adopt_orphans() -> None:
+    """Make this process the one that the descendants of a dead child are handed to."""
+
+def end_descendants(limit_s: float) -> tuple[list[int], list[int]]:
+    """Kill and reap every descendant of this process, which has no threads.
+
+    Args:
+        limit_s: Longest time for it.
+
+    Returns:
+        The pids that were killed, and those that are alive all the same.
+    """
 
 def run_agent(config_json: str) -> int:
     """Run the host agent until it ends, with this process as its own; returns its exit code.

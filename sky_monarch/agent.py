@@ -1,4 +1,7 @@
-"""The agent's process: ``python -m sky_monarch.agent CONFIG``. Everything it does is in the Rust core."""
+"""The agent's process: ``python -m sky_monarch.agent CONFIG``. Everything it does is in the Rust core.
+
+The process itself is its keeper; the agent is a child of it.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sky_monarch.errors import ConfigError, SkyMonarchError
+from sky_monarch.keeper import keep
 
 __all__ = ["main"]
+
+# For what a killed agent left to disappear: more than that is an uninterruptible sleep.
+_END_ORPHANS_S = 10.0
 
 
 def _read(arguments: Sequence[str]) -> str:
@@ -37,7 +44,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise SkyMonarchError(
                 f"the compiled core is missing: {error}", hint="install the wheel of this platform"
             ) from error
-        return int(_core.run_agent(config))
+
+        def end_orphans() -> None:
+            killed, left = _core.end_descendants(_END_ORPHANS_S)
+            if killed:
+                sys.stderr.write(f"keeper: killed what the agent left: {killed}\n")
+            if left:
+                sys.stderr.write(f"keeper: alive all the same: {left}\n")
+
+        _core.adopt_orphans()
+        return keep(lambda: int(_core.run_agent(config)), end_orphans)
     except SkyMonarchError as error:
         sys.stderr.write(f"error: {error}\n" + (f"hint: {error.hint}\n" if error.hint else ""))
         return error.exit_code

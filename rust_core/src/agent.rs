@@ -18,6 +18,7 @@ pub mod evict;
 pub mod files;
 pub mod group;
 pub mod inject;
+pub mod keeper;
 pub mod link;
 pub mod logs;
 pub mod mutant;

@@ -151,9 +151,11 @@ class RunFolder:
         return process if process.alive else None
 
     def agent(self) -> Process | None:
-        """The running agent, also where its launcher died before it could write down the pid."""
-        known = self.process("agent")
-        if known or (self.path / "agent.pid").exists():
+        """The running agent: its keeper, which is the process that the launcher wrote down.
+
+        Where the launcher died before it could, or the keeper was killed, whichever of the two is found.
+        """
+        if known := self.process("agent"):
             return known
         return next(
             (found for found in carrying(self.run_id) if "sky_monarch.agent" in found.command()), None

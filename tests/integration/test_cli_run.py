@@ -15,6 +15,7 @@ import pytest
 
 from sky_monarch.launch import process
 from sky_monarch.launch.folder import list_runs
+from tests.support.runs import kill_agent_for_good
 
 pytest.importorskip("sky_monarch._core", reason="the compiled core is what runs here")
 
@@ -188,11 +189,10 @@ def test_ctrl_c_at_any_moment_of_up_leaves_nothing_that_down_does_not_end(
     assert all(process.carrying(run.run_id) == [] for run in list_runs(state))
 
 
-def test_a_run_whose_agent_is_killed_is_lost_and_down_reaps_it(cli, job, state):
+def test_a_run_whose_agent_and_its_keeper_are_killed_is_lost_and_down_reaps_it(cli, job, state):
     assert cli("up", job(), "-d").returncode == 0
     (run,) = list_runs(state)
-    os.kill(run.agent().pid, signal.SIGKILL)
-    eventually(lambda: run.agent() is None)
+    kill_agent_for_good(run)
     assert json.loads(cli("status", "x", "--json").stdout)["state"] == "LOST"
     done = cli("down", "x")
     assert done.returncode == 0, done.stderr

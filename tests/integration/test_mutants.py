@@ -18,6 +18,8 @@ RECOVERY = "tests/integration/test_recovery.py"
 LIFECYCLE = "tests/integration/test_lifecycle.py"
 KILLED = f"{RECOVERY}::test_a_killed_rank_is_replaced_and_the_others_keep_their_processes"
 
+ORPHANS = "tests/integration/test_orphans.py::test_a_killed_agent_is_replaced_and_no_rank_lives_twice"
+
 # What is left out, the test that has to notice, and a word of what it then says.
 MUTANTS = [
     ("drop_restart", KILLED, "test_a_killed_rank"),
@@ -44,6 +46,25 @@ MUTANTS = [
         f"{LIFECYCLE}::test_fifty_restarts_end_with_term_before_kill_and_leave_no_zombie",
         "TERM comes first",
     ),
+    (
+        "forget_service",
+        f"{LIFECYCLE}::test_the_head_agent_brings_its_services_back[controller_pid]",
+        "has not answered",
+    ),
+    ("keep_orphans", ORPHANS, "not within"),
+]
+
+# The same in Python: a module, what is replaced in it, by what; the test and its word.
+PYTHON_MUTANTS = [
+    ("keeper.py", "_MOST_SHORT_LIVES = 10", "_MOST_SHORT_LIVES = 1", ORPHANS, "not within"),
+    (
+        "controller/controller.py",
+        "        self._replay()\n",
+        "",
+        "tests/integration/test_controller_process.py::"
+        "test_a_killed_controller_comes_back_and_adopts_the_live_groups",
+        "assert",
+    ),
 ]
 
 
@@ -63,25 +84,43 @@ def mutable_core() -> Path:
     return core
 
 
-def run_test(test: str, folder: Path, core: Path, mutant: str) -> subprocess.CompletedProcess[str]:
-    """Run one test with the package as it is, but with that core, whose agent has the defect."""
+def link_all_but(module: Path, source: Path, target: Path) -> None:
+    """Make ``target`` a folder of links into ``source``, with a copy of the one ``module`` in it."""
+    target.mkdir()
+    for entry in source.iterdir():
+        if entry.suffix == ".so" or entry.name == "__pycache__":
+            continue
+        if entry.name != module.parts[0]:
+            (target / entry.name).symlink_to(entry)
+        elif entry.is_dir():
+            link_all_but(Path(*module.parts[1:]), entry, target / entry.name)
+        else:
+            shutil.copy(entry, target / entry.name)
+
+
+def run_with_defect(
+    test: str, folder: Path, core: Path, module: str, old: str, new: str
+) -> subprocess.CompletedProcess[str]:
+    """Run one test with the package as it is, but with that core, and with a replacement in one module."""
     package = folder / "sky_monarch"
-    package.mkdir()
-    for entry in (ROOT / "sky_monarch").iterdir():
-        if entry.suffix != ".so" and entry.name not in {"__pycache__", "agent.py"}:
-            (package / entry.name).symlink_to(entry)
+    link_all_but(Path(module), ROOT / "sky_monarch", package)
     (package / "_core.abi3.so").symlink_to(core)
-    # The variable itself cannot be handed down: no exported one of ours reaches the agent.
-    agent = (ROOT / "sky_monarch" / "agent.py").read_text()
-    head = "from __future__ import annotations\n"
-    assert head in agent
-    defect = f"{head}import os\nos.environ['SKY_MONARCH_MUTANT'] = {mutant!r}\n"
-    (package / "agent.py").write_text(agent.replace(head, defect, 1))
+    text = (package / module).read_text()
+    assert old in text
+    (package / module).write_text(text.replace(old, new, 1))
     env = {**os.environ, "PYTHONPATH": str(folder), "SKY_MONARCH_TEST_PATIENCE": "0.25"}
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", test]
     return subprocess.run(
         command, cwd=ROOT, env=env, text=True, capture_output=True, timeout=110, check=False
     )
+
+
+def run_test(test: str, folder: Path, core: Path, mutant: str) -> subprocess.CompletedProcess[str]:
+    """Run one test with a core whose agent has the defect."""
+    # The variable itself cannot be handed down: no exported one of ours reaches the agent.
+    head = "from __future__ import annotations\n"
+    defect = f"{head}import os\nos.environ['SKY_MONARCH_MUTANT'] = {mutant!r}\n"
+    return run_with_defect(test, folder, core, "agent.py", head, defect)
 
 
 Outcomes = dict[str, "Future[subprocess.CompletedProcess[str]]"]
@@ -91,9 +130,13 @@ Outcomes = dict[str, "Future[subprocess.CompletedProcess[str]]"]
 def outcomes(mutable_core: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcomes]:
     """All of them, three at a time: for the most part they wait."""
     with ThreadPoolExecutor(3) as pool:
+        make = tmp_path_factory.mktemp
         yield {
-            mutant: pool.submit(run_test, test, tmp_path_factory.mktemp("mutant"), mutable_core, mutant)
+            mutant: pool.submit(run_test, test, make("mutant"), mutable_core, mutant)
             for mutant, test, _ in [("", KILLED, ""), *MUTANTS]
+        } | {
+            module: pool.submit(run_with_defect, test, make("mutant"), mutable_core, module, old, new)
+            for module, old, new, test, _ in PYTHON_MUTANTS
         }
 
 
@@ -104,7 +147,11 @@ def test_without_a_defect_that_build_passes(outcomes: Outcomes) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("mutant", "words"), [(mutant, words) for mutant, _, words in MUTANTS])
+@pytest.mark.parametrize(
+    ("mutant", "words"),
+    [(mutant, words) for mutant, *_, words in MUTANTS]
+    + [(module, words) for module, *_, words in PYTHON_MUTANTS],
+)
 def test_the_defect_turns_its_test_red(outcomes: Outcomes, mutant: str, words: str) -> None:
     done = outcomes[mutant].result()
     assert done.returncode == 1, done.stdout + done.stderr

@@ -3,23 +3,76 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
-import subprocess
-import sys
+import time
+from pathlib import Path
 
-from sky_monarch.launch.folder import write_json
-from sky_monarch.launch.process import Process
-from tests.support.processes import environ_of, is_alive
+from tests.support.processes import is_alive
 from tests.support.runs import FREE_RANK, Workbench, pid_of
 from tests.support.waiting import eventually
 
+# Leaves its session, its environment and its parent behind.
+STRAY = "(env -i setsid bash -c 'echo $$ >> {file}; exec sleep 300' &)"
 
-def test_ranks_do_not_outlive_their_agent(workbench: Workbench) -> None:
-    """Also not ranks that ignore TERM; what left their session is reaped by ``down``."""
+
+def spawned(workbench: Workbench, name: str) -> list[dict]:
+    return [event for event in workbench.events(name) if event["event"] == "rank_spawned"]
+
+
+def strays_in(file: Path) -> list[int]:
+    return [int(line) for line in file.read_text().split()] if file.exists() else []
+
+
+def test_a_killed_agent_is_replaced_and_no_rank_lives_twice(workbench: Workbench) -> None:
+    """Also what had left the session of its rank, its environment too, ends before another life begins."""
+    file = workbench.folder / "strays"
+    run = f"{STRAY.format(file=file)}; exec {FREE_RANK} --steps 100 --step-s 0.05"
+    name = workbench.up(workbench.job("again", run=run, replicas=2))
+    before = workbench.wait_for_step(name, 5)
+    old = [pid_of(before, replica) for replica in range(2)] + strays_in(file)
+    assert len(old) == 4
+    killed_at = time.monotonic()
+    os.kill(before["agent_pid"], signal.SIGKILL)
+
+    def replaced() -> list[dict]:
+        again = spawned(workbench, name)
+        assert len(again) < 3 or not [pid for pid in old if is_alive(pid)], "two lives of one rank"
+        return again if len(again) == 4 else []
+
+    eventually(lambda: not [pid for pid in old if is_alive(pid)], within_s=5)
+    assert time.monotonic() - killed_at < 5
+    again = eventually(replaced, within_s=30)
+    assert [event["generation"] for event in again] == [1, 1, 2, 2]
+    after = workbench.wait_for_end(name)
+    assert after["state"] == "SUCCEEDED", after["reason"]
+    assert after["agent_pid"] != before["agent_pid"]
+    assert [group["generation"] for group in after["groups"]] == [2, 2]
+    eventually(lambda: not workbench.processes(name), within_s=10)
+    assert not [pid for pid in strays_in(file) if is_alive(pid)]
+
+
+def test_a_run_outlives_the_keeper_of_its_agent(workbench: Workbench) -> None:
+    name = workbench.up(workbench.job("bare", run=f"exec {FREE_RANK} --steps 60", replicas=2))
+    before = workbench.wait_for_step(name, 5)
+    keeper = workbench.folder_of(name).process("agent")
+    assert keeper
+    assert keeper.pid != before["agent_pid"]
+    keeper.signal(signal.SIGKILL)
+    eventually(lambda: not keeper.alive)
+    assert workbench.status(name)["state"] == "RUNNING"
+    after = workbench.wait_for_end(name)
+    assert after["state"] == "SUCCEEDED", after["reason"]
+    assert [group["generation"] for group in after["groups"]] == [1, 1]
+    eventually(lambda: not workbench.processes(name), within_s=10)
+
+
+def test_without_a_keeper_the_run_is_lost_but_its_ranks_still_end(workbench: Workbench) -> None:
+    """Also ranks that ignore TERM; what left their session is reaped by ``down``."""
     run = "(setsid sleep 300 &); trap '' TERM; sleep 300; sleep 300"
     name = workbench.up(workbench.job("orphans", run=run))
     status = eventually(lambda: (now := workbench.status(name)) and pid_of(now, 2) and now)
-    os.kill(status["agent_pid"], signal.SIGKILL)
+    workbench.kill_agent_for_good(name)
     for replica in range(3):
         eventually(lambda replica=replica: not is_alive(pid_of(status, replica)), within_s=5)
     assert workbench.status(name)["state"] == "LOST"
@@ -27,37 +80,42 @@ def test_ranks_do_not_outlive_their_agent(workbench: Workbench) -> None:
     eventually(lambda: not workbench.processes(name), within_s=10)
 
 
-def test_a_new_agent_takes_the_run_up_again_and_no_rank_lives_twice(workbench: Workbench) -> None:
-    run = f"(setsid sleep 300 &); exec {FREE_RANK} --steps 60"
-    name = workbench.up(workbench.job("again", run=run, replicas=2))
-    before = workbench.wait_for_step(name, 5)
-    agent = before["agent_pid"]
-    env, folder = environ_of(agent), workbench.run_folder(name)
-    old = set(workbench.processes(name)) - {agent}
-    os.kill(agent, signal.SIGKILL)
+def test_an_agent_that_is_killed_again_and_again_is_given_up(workbench: Workbench) -> None:
+    """Ten short lives; the job's own restarts are counted apart."""
+    recovery = {"max_restarts": 100, "backoff_s": 0, "backoff_max_s": 0}
+    name = workbench.up(workbench.job("doomed", run="sleep 300", replicas=1, recovery=recovery))
+    folder = workbench.folder_of(name)
+    keeper = folder.process("agent")
+    assert keeper
+    log = folder.path / "agent.log"
+    deaths = 0
 
-    command = [sys.executable, "-m", "sky_monarch.agent", str(folder / "agent.json")]
-    with subprocess.Popen(
-        command, env=env, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as new:
-        try:
-            started = Process.of(new.pid)
-            assert started
-            write_json(folder / "agent.pid", {"pid": started.pid, "start_ticks": started.start_ticks})
+    def agents() -> list[int]:
+        children = Path(f"/proc/{keeper.pid}/task/{keeper.pid}/children").read_text().split()
+        return [int(pid) for pid in children if is_alive(int(pid))]
 
-            def spawned() -> list[dict]:
-                again = [event for event in workbench.events(name) if event["event"] == "rank_spawned"]
-                assert not [pid for pid in old if is_alive(pid)] or len(again) == 2, "two lives of one rank"
-                return again if len(again) == 4 else []
+    while keeper.alive and deaths < 20:
+        for pid in eventually(lambda: agents() or not keeper.alive, within_s=15) if keeper.alive else []:
+            os.kill(pid, signal.SIGKILL)
+            deaths += 1
+            eventually(lambda pid=pid: not is_alive(pid))
+        time.sleep(0.01)
+    eventually(lambda: not keeper.alive, within_s=10)
+    text = log.read_text()
+    assert deaths == 10, text
+    pauses = [float(found) for found in re.findall(r"another one starts in ([\d.]+) s", text)]
+    assert pauses == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+    assert "no more are started" in text
+    assert workbench.status(name)["state"] == "LOST"
+    assert workbench.cli("down", name).returncode == 0
+    eventually(lambda: not workbench.processes(name), within_s=10)
 
-            again = eventually(spawned, within_s=30)
-            assert [event["generation"] for event in again] == [1, 1, 2, 2]
-            # Also what had left the session of its rank.
-            assert not [pid for pid in old if is_alive(pid)]
-            after = workbench.wait_for_end(name)
-            assert after["state"] == "SUCCEEDED", after["reason"]
-            assert [group["generation"] for group in after["groups"]] == [2, 2]
-            assert new.wait(timeout=20) == 0
-        finally:
-            new.kill()
+
+def test_down_ends_a_run_between_two_lives_of_its_agent(workbench: Workbench) -> None:
+    name = workbench.up(workbench.job("between", run="sleep 300", replicas=1))
+    status = eventually(lambda: (now := workbench.status(name)) and pid_of(now, 0) and now)
+    os.kill(status["agent_pid"], signal.SIGKILL)
+    done = workbench.cli("down", name, "--grace", "1")
+    assert done.returncode == 0, done.stderr
+    assert workbench.status(name)["state"] == "CANCELLED"
     eventually(lambda: not workbench.processes(name), within_s=10)

@@ -84,9 +84,10 @@ class ControllerRun:
             [sys.executable, "-m", "sky_monarch.controller", str(self.folder / "controller.json")],
             env={
                 **os.environ,
-                "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+                "PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)])),
                 "SKY_MONARCH_LIGHTHOUSE_ADDR": "127.0.0.1:41234",
             },
+            cwd=self.folder,  # python would look for the package in the current folder first
             stdout=log,
             stderr=log,
         )

@@ -177,10 +177,26 @@ class Workbench:
                 spawned.setdefault(event["replica"], []).append(event["pid"])
         return spawned
 
+    def kill_agent_for_good(self, name: str) -> None:
+        """SIGKILL the head's agent and the keeper that would start it again."""
+        kill_agent_for_good(self.folder_of(name))
+
     def close(self) -> None:
         """End every run; used by the fixture, which then checks that nothing is left."""
         for name in self.names:
             self.cli("down", name, "--grace", "1")
+
+
+def kill_agent_for_good(folder: RunFolder) -> None:
+    """SIGKILL the keeper of a run's agent, then the agent."""
+    keeper = folder.process("agent")
+    assert keeper, "no keeper runs"
+    keeper.signal(signal.SIGKILL)
+    eventually(lambda: not keeper.alive)
+    agent = folder.agent()
+    assert agent, "the agent died with its keeper"
+    agent.signal(signal.SIGKILL)
+    eventually(lambda: folder.agent() is None)
 
 
 def pid_of(status: dict[str, Any], replica: int, rank: int = 0) -> int:

@@ -1,9 +1,11 @@
 //! The two services that run as processes of their own: agent and lighthouse.
 
 use pyo3::prelude::*;
-use sky_monarch_core::{agent, lighthouse};
+use sky_monarch_core::agent::{self, keeper};
+use sky_monarch_core::lighthouse;
 use tracing_subscriber::EnvFilter;
 
+use crate::convert::duration;
 use crate::error::to_python;
 
 /// Runs the agent until it ends; returns its exit code.
@@ -11,6 +13,19 @@ use crate::error::to_python;
 pub fn run_agent(py: Python<'_>, config_json: &str) -> PyResult<i32> {
     log_to_stderr();
     py.detach(|| agent::run(config_json)).map_err(|error| to_python(py, &error))
+}
+
+/// Makes this process the one that the descendants of a dead child are handed to.
+#[pyfunction]
+pub fn adopt_orphans(py: Python<'_>) -> PyResult<()> {
+    keeper::adopt_orphans().map_err(|error| to_python(py, &error))
+}
+
+/// Kills and reaps every descendant of this process; returns the pids killed, and those alive all the same.
+#[pyfunction]
+pub fn end_descendants(py: Python<'_>, limit_s: f64) -> PyResult<(Vec<u32>, Vec<u32>)> {
+    let limit = duration(py, "limit_s", limit_s)?;
+    Ok(py.detach(|| keeper::end_descendants(limit)))
 }
 
 /// Runs the lighthouse until it ends; returns its exit code.

@@ -13,6 +13,7 @@ use tokio::time::{Instant, sleep};
 
 use super::config::Service;
 use super::context::Shared;
+use super::mutant;
 use super::pidfd::Process;
 use super::spawn::Request;
 use super::tree::{self, Entry, Family, RUN_ID, Root, SPAWN_ID};
@@ -128,6 +129,9 @@ impl Keeper {
             }
             if started.elapsed() >= STEADY {
                 delay = FIRST_DELAY;
+            }
+            if mutant::is_on("forget_service") {
+                delay = LONGEST_DELAY * 1000;
             }
             tokio::select! {
                 biased;

@@ -72,7 +72,8 @@ impl Entry {
         if self.state == b'T' && !mutant::is_on("wait_for_stopped") { libc::SIGKILL } else { libc::SIGTERM }
     }
 
-    const fn is_alive(&self) -> bool {
+    /// Whether it runs: a zombie does not.
+    pub const fn is_alive(&self) -> bool {
         !matches!(self.state, b'Z' | b'X')
     }
 }
