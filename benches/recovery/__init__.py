@@ -11,7 +11,8 @@ and number (``n``) over all kills:
 ``survivor_stall_s``   what the worst survivor lost: over 10 s after the kill, the sum of (commit interval - its median
                        interval). The window ends with the next kill where that comes earlier
                        (``survivor_stall_window_s``); by default kills are 10 s apart, 4 s where more than 20 are asked
-                       for
+                       for. ``survivor_stall_undisturbed_s`` is the same sum over the two seconds before the kill,
+                       scaled to that window: on a machine that is not quiet it drowns the rest
 ``rejoin_s``           kill to the first commit of the killed group
 ``lost_steps``         steps of the worst survivor that failed, or had to be done again
 ``steps_per_s``        undisturbed: the inverse of the median commit interval
@@ -103,6 +104,8 @@ def report(peer: str, outcome: Outcome, load: str) -> None:
     emit_distribution(peer, "survivor_stall_s", [kill.stall_s for kill in kills], "s", load=load)
     window_s = statistics.median(kill.stall_window_s for kill in kills)
     emit(peer, "survivor_stall_window_s", window_s, "s", load=load)
+    undisturbed_s = statistics.median(kill.undisturbed_stall_s for kill in kills)
+    emit(peer, "survivor_stall_undisturbed_s", undisturbed_s, "s", load=load)
     if back_s := [kill.rejoin_s for kill in kills if kill.rejoin_s is not None]:
         emit_distribution(peer, "rejoin_s", back_s, "s", load=load)
     emit(peer, "lost_steps_mean", statistics.mean(kill.lost_steps for kill in kills), "steps", load=load)

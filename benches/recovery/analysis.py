@@ -24,6 +24,8 @@ Quorums = Sequence[Collection[str]]
 STALL_WINDOW_S = 10.0
 # Survivors are watched until the newcomer is in and this much longer: its arrival costs them as well.
 _AFTER_REJOIN_S = 1.0
+# All groups train undisturbed for at least this long before a kill.
+SETTLE_S = 2.0
 # What failed this shortly before a kill was under way at the kill.
 _JUST_BEFORE_S = 0.5
 
@@ -51,6 +53,8 @@ class KillFigures:
         gap_s: Longest commit interval of the worst survivor.
         stall_s: Time that the worst survivor lost: sum of (commit interval - its median interval).
         stall_window_s: Over which ``stall_s`` was summed.
+        undisturbed_stall_s: The same sum over the undisturbed time just before the kill, scaled to that window:
+            what the machine's unrest alone comes to.
         rejoin_s: Kill to first commit of the killed group; of the last one where several were. None: no group
             was killed.
         lost_steps: Steps of the worst survivor that failed or had to be done again.
@@ -59,6 +63,7 @@ class KillFigures:
     gap_s: float
     stall_s: float
     stall_window_s: float
+    undisturbed_stall_s: float
     rejoin_s: float | None
     lost_steps: int
 
@@ -133,11 +138,14 @@ def figures_of(kill: Kill, logs: Logs, *, until_s: float) -> KillFigures:
         in_again_s = max(in_again_s, further_s)
     gap_end_s = min(in_again_s + _AFTER_REJOIN_S, until_s)
     stall_end_s = min(kill.at_s + STALL_WINDOW_S, until_s)
+    settled_s = kill.at_s - SETTLE_S
+    scale = (stall_end_s - kill.at_s) / SETTLE_S
     survivors = [events for group, events in leads.items() if group not in kill.groups]
     return KillFigures(
         gap_s=max(max(_intervals(events, kill.at_s, gap_end_s)) for events in survivors),
         stall_s=max(_stall_s(events, kill.at_s, stall_end_s) for events in survivors),
         stall_window_s=stall_end_s - kill.at_s,
+        undisturbed_stall_s=max(_stall_s(events, settled_s, kill.at_s) for events in survivors) * scale,
         rejoin_s=max((back_s[group] - at_s for group, at_s in kill.groups.items()), default=None),
         lost_steps=max(_lost_steps(events, kill.at_s - _JUST_BEFORE_S, until_s) for events in survivors),
     )

@@ -23,8 +23,6 @@ _RENDEZVOUS_LIMIT_S = 90.0
 _FINAL_LIMIT_S = 60.0
 _POLL_S = 0.02
 _FAST_POLL_S = 0.0005
-# All groups train undisturbed for at least this long before a kill.
-_SETTLE_S = 2.0
 # Kills come at a random moment of a step, not at the one at which the last poll happened to end.
 _PHASE_S = 0.5
 _SECOND_KILL_S = 0.010
@@ -133,7 +131,7 @@ class Trial:
         self._wait_in_step(after_s=0.0, not_pids=frozenset(), within_s=_START_LIMIT_S)
         peer.warm_up()
         with busy() if self._scenario.busy else contextlib.nullcontext():
-            self._idle(_SETTLE_S)
+            self._idle(analysis.SETTLE_S)
             kills = self._hurt()
         end_s = time.monotonic()
         drops_seen_by_then = self._finish(kills)
@@ -164,7 +162,7 @@ class Trial:
             back_s = time.monotonic() - kill.at_s
             who = ", ".join(f"group {group}" for group in kill.groups) or "the lighthouse"
             say(f"  killed {who}: all in step again after {back_s:.2f} s")
-            self._idle(max(_SETTLE_S, kill.at_s + self._plan.spacing_s - time.monotonic()))
+            self._idle(max(analysis.SETTLE_S, kill.at_s + self._plan.spacing_s - time.monotonic()))
         return kills
 
     def _kill(self) -> Kill:

@@ -17,7 +17,7 @@ from benches.recovery import analysis
 from benches.recovery.peers import Setting, environment, free_port, program
 
 _DEATH_LIMIT_S = 10.0
-_IMPORT_LIMIT_S = 120.0
+_IMPORT_LIMIT_S = 180.0
 _FORK_LIMIT_S = 10.0
 
 
@@ -92,10 +92,8 @@ class TorchFT:
         self._restarts = 0
 
     def start(self) -> None:
-        """Start lighthouse and fork server, then the groups, each from a fresh interpreter."""
+        """Start lighthouse and groups, where it is warm from a fork server."""
         self._start_lighthouse()
-        for group in range(self._setting.groups):
-            self._ranks[group] = self._start_group(group, warm=False)
         if self._tuning.warm:
             self._fork_server = subprocess.Popen(
                 [sys.executable, "-m", "benches.recovery.fork_server"],
@@ -104,13 +102,14 @@ class TorchFT:
                 stdout=subprocess.PIPE,
                 text=True,
             )
-
-    def warm_up(self) -> None:
-        """Wait for the fork server."""
-        if self._fork_server is not None:
             answer = self._answer(self._fork_server, _IMPORT_LIMIT_S)
             if answer != "ready":
                 raise RuntimeError(f"the fork server did not start: {answer!r}")
+        for group in range(self._setting.groups):
+            self._ranks[group] = self._start_group(group)
+
+    def warm_up(self) -> None:
+        """Nothing to wait for: the fork server was there first."""
 
     def aim(self, groups: Collection[int]) -> None:
         """Nothing to do: the ranks are this process's own."""
@@ -185,12 +184,13 @@ class TorchFT:
             if not rank.ended(_DEATH_LIMIT_S):
                 raise RuntimeError(f"process {rank.pid} survived SIGKILL")
             rank.close()
-        self._ranks[group] = self._start_group(group, warm=self._fork_server is not None)
+        self._ranks[group] = self._start_group(group)
         self._restarts += 1
 
-    def _start_group(self, group: int, *, warm: bool) -> list[Process]:
+    def _start_group(self, group: int) -> list[Process]:
         setting = self._setting
         store_port = free_port() if setting.ranks > 1 else 0
+        start = self._spawn if self._fork_server is None else self._fork
         processes = []
         for rank in range(setting.ranks):
             argv = [
@@ -205,7 +205,7 @@ class TorchFT:
                 *(["--ask-first"] if self._tuning.ask_first else []),
             ]
             output = setting.folder / f"g{group}r{rank}.output"
-            processes.append(Process(self._fork(argv, output) if warm else self._spawn(argv, output)))
+            processes.append(Process(start(argv, output)))
         return processes
 
     def _spawn(self, argv: Sequence[str], output: Path) -> int:

@@ -48,6 +48,7 @@ def test_a_known_gap_gives_that_gap_stall_and_rejoin() -> None:
     )
     assert figures.stall_s == pytest.approx(0.55)
     assert figures.stall_window_s == pytest.approx(10.0)
+    assert figures.undisturbed_stall_s == pytest.approx(0.0)
     assert figures.rejoin_s == pytest.approx(0.66)
     assert figures.lost_steps == 0
 
