@@ -21,7 +21,8 @@ and number (``n``) over all kills:
 ``bit_equal``          1 if parameters and optimizer state of all ranks have one SHA-256 at the end, and parameters one
                        checksum at each tenth step
 
-and the ratios of ours to TorchFT's. Scenarios: see :data:`benches.recovery.scenarios.SCENARIOS`.
+and the ratios of ours to TorchFT's. A kill waits until our standbys are ready again, as TorchFT's fork server always
+is (``--impatient``: it does not); ``standby_refill_s`` says how long that takes. Scenarios: see :data:`benches.recovery.scenarios.SCENARIOS`.
 """
 
 from __future__ import annotations
@@ -56,7 +57,11 @@ def run(arguments: Sequence[str] = ()) -> int:
     signal.signal(signal.SIGTERM, _leave)  # so that what was started is ended
     scenario = SCENARIOS[options.scenario]
     plan = Plan(
-        kills=options.kills, spacing_s=options.spacing_s, budget_s=options.budget_s, seed=options.seed
+        kills=options.kills,
+        spacing_s=options.spacing_s,
+        budget_s=options.budget_s,
+        impatient=options.impatient,
+        seed=options.seed,
     )
     outcomes: dict[str, Outcome] = {}
     for peer in options.peers:
@@ -150,6 +155,9 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--spacing-s", type=float, help="least time between two kills")
     parser.add_argument("--budget-s", type=float, help="no kill later than this after a peer's first")
     parser.add_argument("--seed", type=int, default=7, help="of victims and moments (default: %(default)s)")
+    parser.add_argument(
+        "--impatient", action="store_true", help="kill also where our next standby is not ready yet"
+    )
     parser.add_argument("--keep", action="store_true", help="keep all logs")
     options = parser.parse_args(arguments)
     allowed = SCENARIOS[options.scenario].peers

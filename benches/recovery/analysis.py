@@ -219,7 +219,8 @@ def in_step(logs: Logs, *, after_s: float, not_pids: Collection[int]) -> bool:
     """
     all_recent = []
     for events in logs.values():
-        last = events[-1] if events else None
+        # Not the last event: a standby may have written that.
+        last = next((event for event in reversed(events) if event["event"] == "step"), None)
         if last is None or last["pid"] in not_pids:
             return False
         recent: set[int] = {

@@ -45,8 +45,8 @@ class Peer(Protocol):
     def start(self) -> None:
         """Start all groups."""
 
-    def warm_up(self) -> None:
-        """Wait, all groups training, for whatever makes the next restart fast."""
+    def warm_up(self) -> bool:
+        """Wait, all groups training, for whatever makes the next restart fast; False where it did not come."""
 
     def aim(self, groups: Collection[int]) -> None:
         """Find out what :meth:`kill` needs to know of these groups."""

@@ -71,12 +71,14 @@ class Plan:
         kills: At most.
         spacing_s: Least time between two of them.
         budget_s: No kill after this time, counted from the first; at least one there is.
+        impatient: A kill comes whether or not the peer is ready for the next one (its standbys are there).
         seed: Chooses victims and moments.
     """
 
     kills: int
     spacing_s: float
     budget_s: float
+    impatient: bool = False
     seed: int = 7
 
 
@@ -129,7 +131,7 @@ class Trial:
         peer = self._peer
         peer.start()
         self._wait_in_step(after_s=0.0, not_pids=frozenset(), within_s=_START_LIMIT_S)
-        peer.warm_up()
+        self._warm_up()
         with busy() if self._scenario.busy else contextlib.nullcontext():
             self._idle(analysis.SETTLE_S)
             kills = self._hurt()
@@ -162,8 +164,14 @@ class Trial:
             back_s = time.monotonic() - kill.at_s
             who = ", ".join(f"group {group}" for group in kill.groups) or "the lighthouse"
             say(f"  killed {who}: all in step again after {back_s:.2f} s")
+            if not self._plan.impatient:
+                self._warm_up()
             self._idle(max(analysis.SETTLE_S, kill.at_s + self._plan.spacing_s - time.monotonic()))
         return kills
+
+    def _warm_up(self) -> None:
+        if not self._peer.warm_up():
+            say("  goes on without being warm")
 
     def _kill(self) -> Kill:
         peer, scenario = self._peer, self._scenario

@@ -108,8 +108,9 @@ class TorchFT:
         for group in range(self._setting.groups):
             self._ranks[group] = self._start_group(group)
 
-    def warm_up(self) -> None:
+    def warm_up(self) -> bool:
         """Nothing to wait for: the fork server was there first."""
+        return True
 
     def aim(self, groups: Collection[int]) -> None:
         """Nothing to do: the ranks are this process's own."""

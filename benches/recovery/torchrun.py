@@ -48,8 +48,9 @@ class Torchrun:
                 stderr=subprocess.STDOUT,
             )
 
-    def warm_up(self) -> None:
+    def warm_up(self) -> bool:
         """Nothing to wait for."""
+        return True
 
     def aim(self, groups: Collection[int]) -> None:
         """Nothing to do: the ranks' logs hold their pids."""
