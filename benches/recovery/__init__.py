@@ -22,7 +22,11 @@ and number (``n``) over all kills:
                        checksum at each tenth step
 
 and the ratios of ours to TorchFT's. A kill waits until our standbys are ready again, as TorchFT's fork server always
-is (``--impatient``: it does not); ``standby_refill_s`` says how long that takes. Scenarios: see :data:`benches.recovery.scenarios.SCENARIOS`.
+is (``--impatient``: it does not); ``standby_refill_s`` says how long that takes.
+
+Scenarios: ``quiet``; ``busy`` (both cores); ``inner`` (two ranks a group, all killed); ``state`` (1.5 GiB more of it);
+``double`` (a second group is killed 0-10 ms after the first survivor logged that it enters its process group's
+``configure`` for the next quorum, by a line that both scripts write there); ``lighthouse`` (killed instead of a group).
 """
 
 from __future__ import annotations
@@ -41,6 +45,7 @@ from benches.recovery import analysis
 from benches.recovery.peers import PEERS, Setting, missing
 from benches.recovery.scenarios import GROUPS, SCENARIOS, Outcome, Plan, Scenario, Trial, say
 from benches.report import emit, emit_distribution
+from sky_monarch.errors import SkyMonarchError
 
 _DEFAULT_KILLS, _DEFAULT_BUDGET_S = 5, 75.0
 _MANY_KILLS, _SPACING_S, _SPACING_OF_MANY_S = 20, 10.0, 4.0
@@ -92,7 +97,7 @@ def measure(peer: str, scenario: Scenario, plan: Plan, *, keep: bool) -> Outcome
     subject = PEERS[peer](setting)
     try:
         outcome = Trial(subject, setting, scenario, plan).run()
-    except (RuntimeError, ValueError, AssertionError) as error:
+    except (RuntimeError, ValueError, AssertionError, OSError, SkyMonarchError) as error:
         say(f"{peer}: failed: {error}; its logs stay in {folder}")
         return None
     finally:
