@@ -16,6 +16,9 @@ from pathlib import Path
 from benches.recovery import analysis
 from benches.recovery.peers import Setting, environment, free_port, program
 
+# TorchFT's default is 60 s, and a stall of its ring takes that long: 5 s are kind to it. With much state they are not:
+# survivors wait in an allreduce for a newcomer that heals, which may take longer.
+_TIMEOUT_S, _TIMEOUT_WITH_STATE_S = 5.0, 30.0
 _DEATH_LIMIT_S = 10.0
 _IMPORT_LIMIT_S = 180.0
 _FORK_LIMIT_S = 10.0
@@ -202,6 +205,7 @@ class TorchFT:
                 f"--store-port={store_port}",
                 f"--lighthouse=http://127.0.0.1:{self._port}",
                 f"--heartbeat-ms={self._tuning.heartbeat_ms}",
+                f"--collective-timeout-s={_TIMEOUT_WITH_STATE_S if setting.state_gib else _TIMEOUT_S}",
                 f"--state-gib={setting.state_gib}",
                 *(["--ask-first"] if self._tuning.ask_first else []),
             ]

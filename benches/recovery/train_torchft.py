@@ -25,16 +25,14 @@ from benches.recovery import model as shared
 from benches.recovery.events import RankLog, log_path
 
 _TIMEOUT = timedelta(seconds=60)
-# TorchFT's default is 60 s; a stall of its ring then takes that long. This is kind to it.
-_COLLECTIVE_TIMEOUT = timedelta(seconds=5)
 _INNER_TIMEOUT = timedelta(seconds=20)
 
 
 class MarkedGloo(ProcessGroupGloo):  # type: ignore[misc]
     """TorchFT's group, which logs when it enters the rendezvous of a quorum."""
 
-    def __init__(self, log: RankLog) -> None:
-        super().__init__(timeout=_COLLECTIVE_TIMEOUT)
+    def __init__(self, log: RankLog, timeout_s: float) -> None:
+        super().__init__(timeout=timedelta(seconds=timeout_s))
         self._log = log
 
     def configure(self, *arguments: Any, **options: Any) -> None:
@@ -54,6 +52,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--store-port", type=int, default=0, help="of the group, where it has several ranks")
     parser.add_argument("--lighthouse", required=True)
     parser.add_argument("--heartbeat-ms", type=int, required=True)
+    parser.add_argument("--collective-timeout-s", type=float, required=True)
     parser.add_argument("--state-gib", type=float, default=0.0)
     parser.add_argument("--ask-first", action="store_true", help="ask for the quorum before computing")
     options = parser.parse_args(arguments)
@@ -83,7 +82,7 @@ def main(arguments: Sequence[str]) -> None:
         extra = state["extra"]
 
     manager = Manager(
-        pg=MarkedGloo(log),
+        pg=MarkedGloo(log, options.collective_timeout_s),
         min_replica_size=1,
         rank=options.rank,
         world_size=options.ranks,
