@@ -1,16 +1,23 @@
-"""Runs every bench, or those named: `python -m benches [cli_start death_event …]`."""
+"""Runs every bench, or those named: `python -m benches [cli_start death_event …]`.
+
+What follows the name of a single bench and begins with a dash is for that bench: `python -m benches recovery --help`.
+"""
 
 from __future__ import annotations
 
 import importlib
+import itertools
 import sys
 
-BENCHES = ("cli_start", "death_event")
+BENCHES = ("cli_start", "death_event", "recovery")
 
 
 def main() -> int:
     """Run the benches named on the command line (all by default); the first failure ends the run."""
-    names = sys.argv[1:] or BENCHES
+    arguments = sys.argv[1:]
+    given = list(itertools.takewhile(lambda argument: not argument.startswith("-"), arguments))
+    options = arguments[len(given) :]
+    names = given or list(BENCHES)
     unknown = set(names) - set(BENCHES)
     if unknown:
         print(
@@ -18,8 +25,13 @@ def main() -> int:
             file=sys.stderr,
         )
         return 2
+    if options and given != ["recovery"]:
+        print("error: only a single bench that has options takes some: recovery", file=sys.stderr)
+        return 2
     for name in names:
-        importlib.import_module(f"benches.{name}").run()
+        code = importlib.import_module(f"benches.{name}").run(*([options] if options else []))
+        if code:
+            return int(code)
     return 0
 
 

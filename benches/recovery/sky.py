@@ -1,0 +1,139 @@
+"""Peer ``sky-monarch``: the product as a user runs it, at its defaults, seen through its SDK."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Collection, Mapping, Sequence
+
+from benches.recovery.analysis import Kill, came_back, left_unkilled
+from benches.recovery.peers import Setting
+from tests.support.runs import Workbench
+
+_NAME = "recovery"
+_STANDBY_LIMIT_S = 90.0
+_STANDBY_POLL_S = 0.5
+
+
+class SkyMonarch:
+    """One run of a job."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        self._bench = Workbench(setting.folder)
+        self._aimed: dict[int, tuple[int, frozenset[int]]] = {}
+        self._killed: set[tuple[int, int]] = set()
+        # The lighthouse keeps so many quorums, and forgets them when it is restarted.
+        self._history: dict[int, list[tuple[str, tuple[int, int]]]] = {}
+
+    def start(self) -> None:
+        """``sky-monarch up --detach``."""
+        setting = self._setting
+        command = [sys.executable, "-m", "benches.recovery.train_sky", "--folder", str(setting.folder)]
+        command += ["--state-gib", str(setting.state_gib)]
+        command += ["--mark-rendezvous"] if setting.mark_rendezvous else []
+        job = {
+            "name": _NAME,
+            "replicas": setting.groups,
+            "ranks_per_replica": setting.ranks,
+            "run": shlex.join(command),
+            "preload": ["sky_monarch.training.session"],
+            # The one thing not at its default: nobody kills eight times a group in ten minutes but a bench.
+            "recovery": {"max_restarts": 8 + 2 * setting.kills},
+        }
+        self._bench.up(self._bench.write(json.dumps(job, indent=1), name=f"{_NAME}.yaml"))
+
+    def warm_up(self) -> bool:
+        """Wait for all standbys: for each slot, that one is ready and was not promoted since."""
+        wanted = self._setting.groups * self._setting.ranks
+        deadline = time.monotonic() + _STANDBY_LIMIT_S
+        while True:
+            ready: set[tuple[int, int]] = set()
+            for event in self._bench.events(_NAME):
+                if event["event"] == "standby_ready":
+                    ready.add((event["replica"], event["rank"]))
+                elif event["event"] == "rank_spawned":
+                    ready.discard((event["replica"], event["rank"]))
+            if len(ready) >= wanted or time.monotonic() > deadline:
+                return len(ready) >= wanted
+            time.sleep(_STANDBY_POLL_S)
+
+    def aim(self, groups: Collection[int]) -> None:
+        """Read the pids in ``status --json``."""
+        status = self._bench.status(_NAME)
+        for group in groups:
+            shown = status["groups"][group]
+            pids = frozenset(rank["pid"] for rank in shown["ranks"] if rank["pid"])
+            if len(pids) != self._setting.ranks:
+                raise RuntimeError(f"group {group} is to be killed, but has not all its ranks: {shown}")
+            self._aimed[group] = (shown["generation"], pids)
+
+    def kill(self, group: int) -> frozenset[int]:
+        """SIGKILL its pids; its agent does the rest."""
+        generation, pids = self._aimed.pop(group)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        self._killed.add((group, generation))
+        return pids
+
+    def tend(self) -> None:
+        """Nothing to do: the agent restarts what crashed."""
+
+    def kill_lighthouse(self) -> None:
+        """SIGKILL its pid of ``status --json``; the agent restarts it."""
+        os.kill(self._bench.status(_NAME)["lighthouse"]["pid"], signal.SIGKILL)
+
+    def restarts(self) -> int:
+        """As status counts them."""
+        return sum(group["restarts"] for group in self._bench.status(_NAME)["groups"])
+
+    def observe(self) -> None:
+        """Read the lighthouse's history of quorums."""
+        from sky_monarch.actors.lighthouse_control import LighthouseControl
+
+        folder = self._bench.folder_of(_NAME)
+        address = f"unix:{folder.info['sockets']['lighthouse']}"
+        control = LighthouseControl(address, token=folder.token or "", run_id=folder.run_id)
+        for quorum in control.state()["history"]:
+            members = [(m["id"], (m["replica"], m["generation"])) for m in quorum["members"]]
+            self._history[quorum["quorum_id"]] = members
+
+    def false_drops(self, kills: Sequence[Kill]) -> int:  # noqa: ARG002  # generations say more than pids
+        """Members that left and came back, or left for good without having been killed."""
+        history = [self._history[quorum_id] for quorum_id in sorted(self._history)]
+        quorums = [frozenset(wire_id for wire_id, _ in members) for members in history]
+        killed = {wire_id for members in history for wire_id, who in members if who in self._killed}
+        return came_back(quorums) + left_unkilled(quorums, killed)
+
+    def notes(self) -> Mapping[str, float]:
+        """Rejoins from a standby, the time in which the next one is ready, and the product's own records."""
+        records = self._bench.status(_NAME)["recoveries"]
+        notes = {"warm_rejoins": float(sum(bool(record["warm"]) for record in records))}
+        for key in ("detect_s", "evict_s"):
+            values = [record[key] for record in records if record[key] is not None]
+            if values:
+                notes[f"{key}_max"] = max(values)
+        if refills_s := self._refills_s():
+            notes["standby_refill_s_median"] = statistics.median(refills_s)
+            notes["standby_refill_s_max"] = max(refills_s)
+        return notes
+
+    def _refills_s(self) -> list[float]:
+        """From each replacement's first commit until the group's next standby was ready."""
+        committed_ns: dict[int, int] = {}
+        refills_s = []
+        for event in self._bench.events(_NAME):
+            if event["event"] == "first_commit" and event["generation"] > 1:
+                committed_ns[event["replica"]] = event["mono_ns"]
+            elif event["event"] == "standby_ready" and event["replica"] in committed_ns:
+                refills_s.append((event["mono_ns"] - committed_ns.pop(event["replica"])) / 1e9)
+        return refills_s
+
+    def close(self) -> None:
+        """``sky-monarch down``."""
+        self._bench.close()
