@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::config::Limits;
+use super::door::Door;
 use super::env::RunEnv;
 use super::logs::Logs;
 use super::outbox::Outbox;
@@ -36,6 +37,8 @@ pub struct Context {
     pub registry: Registry,
     /// Events for the controller.
     pub outbox: Outbox,
+    /// Where ranks reach the lighthouse.
+    pub door: Door,
     /// Sessions of this host's ranks.
     pub sessions: Sessions,
     /// Captured output.

@@ -2,6 +2,7 @@
 //!
 //! Each scenario takes a mutant: with none it must pass, with the defect that it is there to catch it must fail.
 
+mod door;
 mod lifecycle;
 mod output;
 mod process;

@@ -11,11 +11,12 @@ use crate::scenario;
 use crate::scene::*;
 
 /// A scene with our lighthouse, as a service of the agent.
-async fn with_lighthouse(mutant: Option<&'static str>) -> Scene {
+pub async fn with_lighthouse(mutant: Option<&'static str>) -> Scene {
     Scene::with(mutant, |config| {
         let dir = config["run_dir"].as_str().unwrap_or_default().to_owned();
         let json = serde_json::json!({
-            "run_id": config["run_id"], "private": config["private"], "min_replicas": 1,
+            "run_id": config["run_id"], "private": config["private"], "min_replicas": 1, "expect": 2,
+            "join_timeout_s": 60, "heartbeat_timeout_s": 60,
             "control": format!("unix:{dir}/lighthouse.sock"), "state": format!("{dir}/lighthouse.state"),
         });
         let exe = std::env::current_exe().expect("this binary");
@@ -29,7 +30,7 @@ async fn with_lighthouse(mutant: Option<&'static str>) -> Scene {
 }
 
 /// The control address of that lighthouse.
-fn control_of(scene: &Scene) -> Option<String> {
+pub fn control_of(scene: &Scene) -> Option<String> {
     Some(format!("unix:{}", scene.path("lighthouse.sock").display()))
 }
 
