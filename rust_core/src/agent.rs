@@ -48,6 +48,7 @@ use config::Config;
 use context::Context;
 use door::Door;
 use env::RunEnv;
+use evict::Lighthouses;
 use link::Link;
 use logs::Logs;
 use outbox::Outbox;
@@ -124,6 +125,7 @@ async fn agent(
     let serving = sessions.serve(&address, credentials.clone()).await?;
     let fallback_python = config.services.first().and_then(|service| service.argv.first()).cloned();
     let context = Arc::new(Context {
+        lighthouses: Lighthouses::new(credentials.clone(), sessions.clone()),
         door: Door::new(token.clone(), sessions.clone()),
         run: RunEnv { run_id: config.run_id.clone(), token, agent: address.to_string() },
         run_dir: config.run_dir.clone(),
@@ -135,7 +137,6 @@ async fn agent(
         sessions,
         logs: Logs::new(config.run_dir.join("logs")),
         store: Store::new(fallback_python),
-        credentials: credentials.clone(),
         job_nice: inherited.nice,
         own_nice: inherited.own_nice,
         can_renice: inherited.can_renice,

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::config::Limits;
 use super::door::Door;
 use super::env::RunEnv;
+use super::evict::Lighthouses;
 use super::logs::Logs;
 use super::outbox::Outbox;
 use super::pidfd::Process;
@@ -17,7 +18,6 @@ use super::spawn::{Request, Spawned, Spawner};
 use super::store::Store;
 use super::tree::Registry;
 use crate::Result;
-use crate::channel::Credentials;
 use crate::protocol::GroupSnapshot;
 
 /// Shared by the groups, services and `setup` of an agent.
@@ -37,6 +37,8 @@ pub struct Context {
     pub registry: Registry,
     /// Events for the controller.
     pub outbox: Outbox,
+    /// Where deaths are told, and heard of.
+    pub lighthouses: Lighthouses,
     /// Where ranks reach the lighthouse.
     pub door: Door,
     /// Sessions of this host's ranks.
@@ -45,8 +47,6 @@ pub struct Context {
     pub logs: Logs,
     /// Rendezvous stores.
     pub store: Store,
-    /// Proof that this agent belongs to the run.
-    pub credentials: Credentials,
     /// Niceness that processes of the job get.
     pub job_nice: i32,
     /// Niceness of the agent, and of the services that deaths are told to: none of them may wait for ranks.

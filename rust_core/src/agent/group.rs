@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep};
 
 use super::budget::{Budget, Verdict};
 use super::context::{Context, Shared};
-use super::evict::{self, Evictor};
+use super::evict::Evictor;
 use super::inject::Rehearsal;
 use super::mutant;
 use super::sessions::SessionEvent;
@@ -117,7 +117,7 @@ impl Group {
     /// Starts to keep a group alive. The plan is checked first: an error says what is wrong with it.
     pub fn start(context: Shared, mut plan: GroupPlan, released: bool) -> Result<Handle, String> {
         check(&plan)?;
-        let evictor = evict::for_lighthouse(plan.lighthouse_control.as_deref(), &context.credentials);
+        let evictor = context.lighthouses.evictor(plan.lighthouse_control.as_deref());
         let evictor = evictor.map_err(|error| error.to_string())?;
         // TorchFT's lighthouse is dialled as it is: nothing of what the door checks is known there.
         if plan.lighthouse_control.is_some() {
@@ -295,7 +295,7 @@ pub async fn refuse(context: Shared, plan: GroupPlan, error: String) {
     let cause = Cause::SpawnFailed { error };
     context.outbox.emit(Event::GroupGivenUp { replica, generation, cause, restarts: 0 });
     // Where its address is what cannot be used, nobody can be told.
-    if let Ok(evictor) = evict::for_lighthouse(plan.lighthouse_control.as_deref(), &context.credentials) {
+    if let Ok(evictor) = context.lighthouses.evictor(plan.lighthouse_control.as_deref()) {
         retire(&context, evictor.as_ref(), replica).await;
     }
 }

@@ -98,6 +98,13 @@ impl Sessions {
         }
     }
 
+    /// Tells the sessions of all groups.
+    pub fn tell_all(&self, command: &SessionCommand) {
+        for sender in self.senders(|_| true) {
+            let _ = sender.try_send(command);
+        }
+    }
+
     /// Tells the sessions of all groups but one.
     pub fn tell_others(&self, replica: u32, command: &SessionCommand) {
         for sender in self.senders(|of| of != replica) {

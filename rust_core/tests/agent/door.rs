@@ -101,8 +101,9 @@ impl Manager {
     }
 
     async fn refused(&self) -> Result<[Status; 2], String> {
-        let asked = self.ask(SOON).await.expect("a task").err();
-        Ok([self.beat().await.err().ok_or("a heartbeat got in")?, asked.ok_or("a question got in")?])
+        let beaten = self.beat().await.err().ok_or("a heartbeat got in")?;
+        let asked = self.ask(SOON).await.expect("a task");
+        Ok([beaten, asked.err().ok_or("a question got in")?])
     }
 }
 
@@ -218,8 +219,9 @@ async fn a_question_outlives_the_death_of_the_lighthouse(mutant: Option<&'static
         pid_of_lighthouse(&scene).is_some_and(|pid| Some(pid) != before)
     })
     .await?;
-    let quorum = answer(one.ask(SOON)).await?;
-    ensure(answer(asked).await? == quorum && quorum.participants.len() == 2, format!("{quorum:?}"))?;
+    let other = one.ask(SOON);
+    let quorum = answer(asked).await?;
+    ensure(quorum.participants.len() == 2 && answer(other).await? == quorum, format!("{quorum:?}"))?;
     one.beat().await.map_err(|status| status.to_string())
 }
 

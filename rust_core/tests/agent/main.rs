@@ -4,6 +4,7 @@
 
 mod door;
 mod lifecycle;
+mod news;
 mod output;
 mod process;
 mod recovery;
