@@ -142,6 +142,7 @@ async fn agent(
         can_renice: inherited.can_renice,
         job_files: inherited.files,
         groups: std::sync::Mutex::default(),
+        blame: std::sync::Mutex::default(),
         spawns: std::sync::atomic::AtomicU64::new(1),
         owned: std::sync::Mutex::default(),
     });

@@ -13,6 +13,7 @@ use super::evict::Lighthouses;
 use super::logs::Logs;
 use super::outbox::Outbox;
 use super::pidfd::Process;
+use super::progress::Blame;
 use super::sessions::Sessions;
 use super::spawn::{Request, Spawned, Spawner};
 use super::store::Store;
@@ -57,6 +58,8 @@ pub struct Context {
     pub can_renice: bool,
     /// What each group is doing.
     pub groups: Mutex<BTreeMap<u32, GroupSnapshot>>,
+    /// Which group hangs.
+    pub blame: Mutex<Blame>,
     /// Spawns so far.
     pub spawns: AtomicU64,
     /// Processes that groups have started and not yet seen the end of: group by spawn id.
@@ -72,6 +75,11 @@ impl Context {
     /// What each group is doing.
     pub fn groups(&self) -> MutexGuard<'_, BTreeMap<u32, GroupSnapshot>> {
         self.groups.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Which group hangs.
+    pub fn blame(&self) -> MutexGuard<'_, Blame> {
+        self.blame.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn all_owned(&self) -> MutexGuard<'_, HashMap<String, (u32, Process)>> {

@@ -26,9 +26,6 @@ pub enum Eviction {
 /// An eviction under way.
 pub type Evicting<'a> = Pin<Box<dyn Future<Output = Result<Eviction>> + Send + 'a>>;
 
-/// A question under way.
-pub type Asking<'a> = Pin<Box<dyn Future<Output = Option<f64>> + Send + 'a>>;
-
 /// Tells the lighthouse that a generation is dead. Called before its replacement is spawned.
 pub trait Evictor: fmt::Debug + Send + Sync {
     /// Evicts `generation` and every older one of `replica`; tries again, where that may help, until `limit` is over.
@@ -37,12 +34,6 @@ pub trait Evictor: fmt::Debug + Send + Sync {
     /// Evicts `replica` for good: nobody waits for it any more.
     fn retire(&self, replica: u32, limit: Duration) -> Evicting<'_> {
         self.evict(replica, FOR_GOOD, limit)
-    }
-
-    /// Seconds since `generation` of `replica` last waited at the lighthouse for a quorum (0 while it does); none where
-    /// it never has, or nobody says so in time.
-    fn idle_s(&self, _replica: u32, _generation: u64, _limit: Duration) -> Asking<'_> {
-        Box::pin(std::future::ready(None))
     }
 }
 
@@ -62,17 +53,6 @@ impl Evictor for ControlClient {
             async move { ControlClient::evict(self, replica, generation, limit).await.map(Eviction::Known) },
         )
     }
-
-    fn idle_s(&self, replica: u32, generation: u64, limit: Duration) -> Asking<'_> {
-        Box::pin(async move { idle_in(&self.state(limit).await.ok()?, replica, generation) })
-    }
-}
-
-/// What a snapshot of the lighthouse says about when a generation last waited for a quorum.
-fn idle_in(json: &str, replica: u32, generation: u64) -> Option<f64> {
-    let snapshot: serde_json::Value = serde_json::from_str(json).ok()?;
-    let mut replicas = snapshot["replicas"].as_array()?.iter();
-    replicas.find(|one| one["replica"] == replica && one["generation"] == generation)?["idle_s"].as_f64()
 }
 
 /// The lines of one agent to lighthouses: one each, whatever the number of groups.
@@ -116,21 +96,5 @@ impl Lighthouses {
             sessions.tell_all(&SessionCommand::Dead { quorum_id });
             tracing::info!(quorum_id, reason, "the lighthouse tells of a death");
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_the_very_generation_that_waited_counts() {
-        let json = r#"{"replicas": [
-            {"id": "a", "replica": 0, "generation": 2, "idle_s": 0.0},
-            {"id": "b", "replica": 1, "generation": 1, "idle_s": null},
-            {"id": "c", "idle_s": 3.5}]}"#;
-        assert_eq!(idle_in(json, 0, 2), Some(0.0));
-        assert_eq!((idle_in(json, 0, 1), idle_in(json, 1, 1), idle_in(json, 2, 1)), (None, None, None));
-        assert_eq!((idle_in("", 0, 2), idle_in("{}", 0, 2)), (None, None));
     }
 }
