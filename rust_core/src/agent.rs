@@ -5,7 +5,7 @@
 //! | [`spawn`], [`pidfd`], [`tree`] | processes: start one, see one die, end everything that descends from one |
 //! | [`capture`], [`segments`], [`logs`] | output: pipe → files → answers |
 //! | [`group`], [`budget`], [`progress`], [`inject`], [`standby`], [`store`], [`evict`], [`env`] | one replica group |
-//! | [`sessions`] ◀ ranks · [`outbox`], [`link`] ▶ controller | who it talks to |
+//! | [`sessions`] ◀ ranks · [`door`] ▶ lighthouse · [`outbox`], [`link`] ▶ controller | who it talks to |
 //! | [`setup`], [`services`], [`config`] | before and beside the groups |
 
 pub mod budget;
@@ -13,6 +13,7 @@ pub mod capture;
 pub mod clock;
 pub mod config;
 pub mod context;
+pub mod door;
 pub mod env;
 pub mod evict;
 pub mod files;
@@ -46,7 +47,9 @@ use crate::wire::Address;
 use crate::{Error, ErrorKind, Result};
 use config::Config;
 use context::Context;
+use door::Door;
 use env::RunEnv;
+use evict::Lighthouses;
 use link::Link;
 use logs::Logs;
 use outbox::Outbox;
@@ -123,6 +126,8 @@ async fn agent(
     let serving = sessions.serve(&address, credentials.clone()).await?;
     let fallback_python = config.services.first().and_then(|service| service.argv.first()).cloned();
     let context = Arc::new(Context {
+        lighthouses: Lighthouses::new(credentials.clone(), sessions.clone()),
+        door: Door::new(token.clone(), sessions.clone()),
         run: RunEnv { run_id: config.run_id.clone(), token, agent: address.to_string() },
         run_dir: config.run_dir.clone(),
         limits: config.limits.clone(),
@@ -133,12 +138,12 @@ async fn agent(
         sessions,
         logs: Logs::new(config.run_dir.join("logs")),
         store: Store::new(fallback_python),
-        credentials: credentials.clone(),
         job_nice: inherited.nice,
         own_nice: inherited.own_nice,
         can_renice: inherited.can_renice,
         job_files: inherited.files,
         groups: std::sync::Mutex::default(),
+        blame: std::sync::Mutex::default(),
         spawns: std::sync::atomic::AtomicU64::new(1),
         owned: std::sync::Mutex::default(),
     });

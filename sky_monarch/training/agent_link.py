@@ -53,19 +53,26 @@ class AgentLink:
         env: Names the agent and this rank.
         target_step: Told to the agent, so that it knows an early exit from a finished job.
         on_dead: Called with a quorum id, from the link's thread: a member of every quorum up to it is dead.
+        wait_limits_s: How long one wait for other groups excuses this one: before the first commit, and after.
 
     Raises:
         PeerRefusedError: The agent has a newer generation of this group: this process must end.
     """
 
     def __init__(
-        self, env: RankEnvironment, *, target_step: int | None, on_dead: Callable[[int], None]
+        self,
+        env: RankEnvironment,
+        *,
+        target_step: int | None,
+        on_dead: Callable[[int], None],
+        wait_limits_s: tuple[float, float],
     ) -> None:
         self.released = threading.Event()
         self._on_dead = on_dead
         self._oom_wanted = False
         self._lock = threading.Lock()
         self._waiting_since: float | None = None
+        self._wait_limit_s, self._later_limit_s = wait_limits_s
         self._paused = False
         self._closed = threading.Event()
         self._client = self._connect(env, target_step)
@@ -110,6 +117,7 @@ class AgentLink:
 
     def committed(self, step: int, quorum_id: int, participants: int, metrics: Mapping[str, float]) -> None:
         """Report a committed step."""
+        self._wait_limit_s = self._later_limit_s
         self._tell(
             lambda client: client.committed(
                 step, quorum_id=quorum_id, participants=participants, metrics=metrics
@@ -131,7 +139,9 @@ class AgentLink:
         """Around a wait for others: the watchdog must find the one that hangs, not those that wait for it.
 
         The link's thread keeps telling the agent while this lasts. A process that is stopped, or stuck with
-        the interpreter's lock, tells nothing; and what hangs outside of such a wait is not in one.
+        the interpreter's lock, tells nothing; and what hangs outside of such a wait is not in one. What hangs
+        inside of one says the same as who waits, but no wait outlasts the timeouts of what it waits for: after
+        that it is no excuse any more.
         """
         self._waiting_since = time.monotonic()
         try:
@@ -143,7 +153,9 @@ class AgentLink:
     def _excuse(self, client: _Client) -> None:
         with self._lock:
             since = self._waiting_since
-            if since is not None and not self._paused and time.monotonic() - since > _PATIENCE_S:
+            if since is None or self._paused:
+                return
+            if _PATIENCE_S < time.monotonic() - since < self._wait_limit_s:
                 client.pause("waiting for other replica groups", _EXCUSE_S)
 
     def close(self) -> None:

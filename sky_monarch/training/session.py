@@ -362,7 +362,12 @@ class Session:
             self._manager = make_manager(env, self._timeouts, self._gloo, store, undo)
             self._rounds = Rounds(self._manager, self._timeouts, self._drain)
             self._state.hand_to(self._manager)
-            self._link = AgentLink(env, target_step=self._target_step, on_dead=self._gloo.declare_dead)
+            self._link = AgentLink(
+                env,
+                target_step=self._target_step,
+                on_dead=self._gloo.declare_dead,
+                wait_limits_s=self._timeouts.waits_s,
+            )
             undo.callback(self._link.close)
             self._drain.listen(undo)
             self._resources = undo.pop_all()

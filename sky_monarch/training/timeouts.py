@@ -56,6 +56,11 @@ class Timeouts:
     quorum_retries: int = math.ceil(quorum_s / _RETRY_PAUSE_S)
     """Tries to reach a lighthouse that restarts; with none (TorchFT's default) its death is fatal."""
 
+    @property
+    def waits_s(self) -> tuple[float, float]:
+        """Longest wait for other groups within one step, of a new process and later: a quorum, then an allreduce."""
+        return self.first_quorum_s + self.collective_s, self.quorum_s + self.collective_s
+
     @classmethod
     def derive(cls, base: Timeouts | None = None, env: Mapping[str, str] = os.environ) -> Timeouts:
         """The timeouts in force: ``base``, under TorchFT's environment variables.

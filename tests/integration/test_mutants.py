@@ -34,6 +34,11 @@ MUTANTS = [
         f"{RECOVERY}::test_a_crash_loop_stops_at_its_budget_and_names_the_cause",
         "not within",
     ),
+    (
+        "door_gives_up",
+        "tests/integration/test_door.py::test_a_rank_without_retries_outlives_the_lighthouse_that_it_asks",
+        "nobody was lost",
+    ),
     ("no_watchdog", f"{RECOVERY}::test_a_hung_rank_is_found_and_replaced", "not within"),
     ("blame_waiting", f"{RECOVERY}::test_a_hung_rank_is_found_and_replaced", "who waits is no culprit"),
     (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import time
 from itertools import pairwise
 
@@ -101,6 +102,19 @@ def test_a_hung_rank_is_found_and_replaced(workbench: Workbench) -> None:
         after["recoveries"],
     )
     assert [recovery["cause"] for recovery in after["recoveries"]] == ["no commit within 2 s"]
+
+
+def test_a_rank_that_hangs_while_it_says_that_it_waits_is_not_excused_for_ever(workbench: Workbench) -> None:
+    job = workbench.job(
+        "stuck",
+        run=f"{sys.executable} -m tests.support.stuck_waiter",
+        replicas=1,
+        recovery={"progress_limit_s": 1, "startup_limit_s": 60},
+    )
+    after = workbench.wait_for_end(workbench.up(job), within_s=60)
+    assert after["state"] == "SUCCEEDED", after["reason"]
+    assert generation_of(after, 0) == 2
+    assert [recovery["cause"] for recovery in after["recoveries"]] == ["no commit within 1 s"]
 
 
 def test_a_crash_loop_stops_at_its_budget_and_names_the_cause(workbench: Workbench) -> None:

@@ -19,6 +19,8 @@ import sys
 import threading
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from sky_monarch.actors.agent_client import AgentClient
@@ -62,7 +64,8 @@ def main() -> int:
             step += 1
             agent.committed(step)
             continue
-        quorum = ask(lighthouse, name, step, timeout_s=options.quorum_timeout_s)
+        with ears.excused():
+            quorum = ask(lighthouse, name, step, timeout_s=options.quorum_timeout_s)
         newest = max(member["step"] for member in quorum["participants"])
         if newest > step:
             print(f"healed from step {step} to {newest}")
@@ -107,11 +110,15 @@ class Ears(threading.Thread):
         self.released = threading.Event()
         self._agent = agent
         self._closed = threading.Event()
+        self._waiting_since: float | None = None
         self.start()
 
     def run(self) -> None:
         while not self._closed.is_set():
+            since = self._waiting_since
             try:
+                if since is not None and time.monotonic() - since > 0.5:
+                    self._agent.pause("waiting for other replica groups", 1.5)
                 command = self._agent.recv(timeout_s=0.2)
             except ChannelError:
                 return
@@ -121,6 +128,15 @@ class Ears(threading.Thread):
                 case {"type": "inject", "fault": "exit"}:
                     print("rehearses an exit", flush=True)
                     os._exit(1)
+
+    @contextmanager
+    def excused(self) -> Iterator[None]:
+        """Around a wait for others: the watchdog must find the one that hangs."""
+        self._waiting_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._waiting_since = None
 
     def close(self) -> None:
         """Be back from native code before Python shuts down."""

@@ -7,16 +7,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::config::Limits;
+use super::door::Door;
 use super::env::RunEnv;
+use super::evict::Lighthouses;
 use super::logs::Logs;
 use super::outbox::Outbox;
 use super::pidfd::Process;
+use super::progress::Blame;
 use super::sessions::Sessions;
 use super::spawn::{Request, Spawned, Spawner};
 use super::store::Store;
 use super::tree::Registry;
 use crate::Result;
-use crate::channel::Credentials;
 use crate::protocol::GroupSnapshot;
 
 /// Shared by the groups, services and `setup` of an agent.
@@ -36,14 +38,16 @@ pub struct Context {
     pub registry: Registry,
     /// Events for the controller.
     pub outbox: Outbox,
+    /// Where deaths are told, and heard of.
+    pub lighthouses: Lighthouses,
+    /// Where ranks reach the lighthouse.
+    pub door: Door,
     /// Sessions of this host's ranks.
     pub sessions: Sessions,
     /// Captured output.
     pub logs: Logs,
     /// Rendezvous stores.
     pub store: Store,
-    /// Proof that this agent belongs to the run.
-    pub credentials: Credentials,
     /// Niceness that processes of the job get.
     pub job_nice: i32,
     /// Niceness of the agent, and of the services that deaths are told to: none of them may wait for ranks.
@@ -54,6 +58,8 @@ pub struct Context {
     pub can_renice: bool,
     /// What each group is doing.
     pub groups: Mutex<BTreeMap<u32, GroupSnapshot>>,
+    /// Which group hangs.
+    pub blame: Mutex<Blame>,
     /// Spawns so far.
     pub spawns: AtomicU64,
     /// Processes that groups have started and not yet seen the end of: group by spawn id.
@@ -69,6 +75,11 @@ impl Context {
     /// What each group is doing.
     pub fn groups(&self) -> MutexGuard<'_, BTreeMap<u32, GroupSnapshot>> {
         self.groups.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Which group hangs.
+    pub fn blame(&self) -> MutexGuard<'_, Blame> {
+        self.blame.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn all_owned(&self) -> MutexGuard<'_, HashMap<String, (u32, Process)>> {

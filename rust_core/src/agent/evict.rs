@@ -1,13 +1,18 @@
 //! How a dead generation is taken out of the lighthouse's quorums.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use super::mutant;
+use super::sessions::Sessions;
 use crate::Result;
 use crate::channel::Credentials;
+use crate::lighthouse::control_client::OnGone;
 use crate::lighthouse::{ControlClient, FOR_GOOD};
+use crate::protocol::SessionCommand;
 
 /// What came of an eviction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,9 +26,6 @@ pub enum Eviction {
 /// An eviction under way.
 pub type Evicting<'a> = Pin<Box<dyn Future<Output = Result<Eviction>> + Send + 'a>>;
 
-/// A question under way.
-pub type Asking<'a> = Pin<Box<dyn Future<Output = Option<f64>> + Send + 'a>>;
-
 /// Tells the lighthouse that a generation is dead. Called before its replacement is spawned.
 pub trait Evictor: fmt::Debug + Send + Sync {
     /// Evicts `generation` and every older one of `replica`; tries again, where that may help, until `limit` is over.
@@ -32,12 +34,6 @@ pub trait Evictor: fmt::Debug + Send + Sync {
     /// Evicts `replica` for good: nobody waits for it any more.
     fn retire(&self, replica: u32, limit: Duration) -> Evicting<'_> {
         self.evict(replica, FOR_GOOD, limit)
-    }
-
-    /// Seconds since `generation` of `replica` last waited at the lighthouse for a quorum (0 while it does); none where
-    /// it never has, or nobody says so in time.
-    fn idle_s(&self, _replica: u32, _generation: u64, _limit: Duration) -> Asking<'_> {
-        Box::pin(std::future::ready(None))
     }
 }
 
@@ -57,39 +53,48 @@ impl Evictor for ControlClient {
             async move { ControlClient::evict(self, replica, generation, limit).await.map(Eviction::Known) },
         )
     }
+}
 
-    fn idle_s(&self, replica: u32, generation: u64, limit: Duration) -> Asking<'_> {
-        Box::pin(async move { idle_in(&self.state(limit).await.ok()?, replica, generation) })
+/// The lines of one agent to lighthouses: one each, whatever the number of groups.
+#[derive(Debug)]
+pub struct Lighthouses {
+    credentials: Credentials,
+    sessions: Sessions,
+    lines: Mutex<HashMap<String, Arc<ControlClient>>>,
+}
+
+impl Lighthouses {
+    /// No lines yet. What a lighthouse tells unasked goes to `sessions`.
+    pub fn new(credentials: Credentials, sessions: Sessions) -> Self {
+        Self { credentials, sessions, lines: Mutex::default() }
     }
-}
 
-/// What a snapshot of the lighthouse says about when a generation last waited for a quorum.
-fn idle_in(json: &str, replica: u32, generation: u64) -> Option<f64> {
-    let snapshot: serde_json::Value = serde_json::from_str(json).ok()?;
-    let mut replicas = snapshot["replicas"].as_array()?.iter();
-    replicas.find(|one| one["replica"] == replica && one["generation"] == generation)?["idle_s"].as_f64()
-}
-
-/// The evictor for a lighthouse with this control address; none: TorchFT's.
-pub fn for_lighthouse(control: Option<&str>, credentials: &Credentials) -> Result<Arc<dyn Evictor>> {
-    match control {
-        None => Ok(Arc::new(Deaf)),
-        Some(address) => Ok(Arc::new(ControlClient::new(address.parse()?, credentials.clone()))),
+    /// The evictor for a lighthouse with this control address; none: TorchFT's. Must run inside a Tokio runtime.
+    pub fn evictor(&self, control: Option<&str>) -> Result<Arc<dyn Evictor>> {
+        let Some(address) = control else { return Ok(Arc::new(Deaf)) };
+        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(line) = lines.get(address) {
+            return Ok(Arc::clone(line) as Arc<dyn Evictor>);
+        }
+        let line = Arc::new(
+            ControlClient::new(address.parse()?, self.credentials.clone()).with_news(self.on_gone()),
+        );
+        lines.insert(address.to_owned(), Arc::clone(&line));
+        let standing = Arc::clone(&line);
+        tokio::spawn(async move { standing.stay_connected().await });
+        Ok(line)
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_the_very_generation_that_waited_counts() {
-        let json = r#"{"replicas": [
-            {"id": "a", "replica": 0, "generation": 2, "idle_s": 0.0},
-            {"id": "b", "replica": 1, "generation": 1, "idle_s": null},
-            {"id": "c", "idle_s": 3.5}]}"#;
-        assert_eq!(idle_in(json, 0, 2), Some(0.0));
-        assert_eq!((idle_in(json, 0, 1), idle_in(json, 1, 1), idle_in(json, 2, 1)), (None, None, None));
-        assert_eq!((idle_in("", 0, 2), idle_in("{}", 0, 2)), (None, None));
+    /// Passes the news of a death on as an eviction of our own does, to everyone: whose death it is, is not said, and
+    /// the floor concerns nobody who was not in those quorums.
+    fn on_gone(&self) -> OnGone {
+        let sessions = self.sessions.clone();
+        Arc::new(move |quorum_id, reason| {
+            if mutant::is_on("drop_news") {
+                return;
+            }
+            sessions.tell_all(&SessionCommand::Dead { quorum_id });
+            tracing::info!(quorum_id, reason, "the lighthouse tells of a death");
+        })
     }
 }

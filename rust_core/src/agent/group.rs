@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep};
 
 use super::budget::{Budget, Verdict};
 use super::context::{Context, Shared};
-use super::evict::{self, Evictor};
+use super::evict::Evictor;
 use super::inject::Rehearsal;
 use super::mutant;
 use super::sessions::SessionEvent;
@@ -115,10 +115,15 @@ pub struct Group {
 
 impl Group {
     /// Starts to keep a group alive. The plan is checked first: an error says what is wrong with it.
-    pub fn start(context: Shared, plan: GroupPlan, released: bool) -> Result<Handle, String> {
+    pub fn start(context: Shared, mut plan: GroupPlan, released: bool) -> Result<Handle, String> {
         check(&plan)?;
-        let evictor = evict::for_lighthouse(plan.lighthouse_control.as_deref(), &context.credentials);
+        let evictor = context.lighthouses.evictor(plan.lighthouse_control.as_deref());
         let evictor = evictor.map_err(|error| error.to_string())?;
+        // TorchFT's lighthouse is dialled as it is: nothing of what the door checks is known there.
+        if plan.lighthouse_control.is_some() {
+            let door = context.door.lead(plan.replica, &plan.lighthouse);
+            plan.lighthouse = door.map_err(|error| error.to_string())?;
+        }
         let (stop, stop_asked) = watch::channel(None);
         let (release, release_asked) = watch::channel(released);
         let (address, mailbox) = mpsc::channel(MAILBOX);
@@ -290,7 +295,7 @@ pub async fn refuse(context: Shared, plan: GroupPlan, error: String) {
     let cause = Cause::SpawnFailed { error };
     context.outbox.emit(Event::GroupGivenUp { replica, generation, cause, restarts: 0 });
     // Where its address is what cannot be used, nobody can be told.
-    if let Ok(evictor) = evict::for_lighthouse(plan.lighthouse_control.as_deref(), &context.credentials) {
+    if let Ok(evictor) = context.lighthouses.evictor(plan.lighthouse_control.as_deref()) {
         retire(&context, evictor.as_ref(), replica).await;
     }
 }

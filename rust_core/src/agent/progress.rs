@@ -1,6 +1,9 @@
 //! Whether a rank with a session still commits: the watchdog's limits. Pure: the caller brings the time.
 
 use std::collections::VecDeque;
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use crate::protocol::{Cause, ProgressLimit, Recovery};
 
@@ -75,9 +78,36 @@ impl Watchdog {
     }
 }
 
+/// Who was last ended for committing nothing. A group that hangs holds up the others: of those of one host that exceed
+/// their limits together only one is ended, and the others get a fresh window, in which they go on without it or are
+/// found to hang themselves.
+#[derive(Debug, Default)]
+pub struct Blame {
+    until: Option<Instant>,
+}
+
+impl Blame {
+    /// Whether a group that exceeds `limit` at `now` is the one of its window.
+    pub fn takes(&mut self, now: Instant, limit: Duration) -> bool {
+        if self.until.is_some_and(|until| now < until) {
+            return false;
+        }
+        self.until = Some(now + limit);
+        true
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_group_a_window_is_to_blame() {
+        let (mut blame, start, limit) = (Blame::default(), Instant::now(), Duration::from_secs(5));
+        let at = |s| start + Duration::from_secs(s);
+        let taken: Vec<bool> = [0, 0, 1, 4, 5, 6, 10].map(|s| blame.takes(at(s), limit)).into();
+        assert_eq!(taken, [true, false, false, false, true, false, true]);
+    }
 
     fn recovery(progress_limit_s: ProgressLimit) -> Recovery {
         Recovery {

@@ -9,6 +9,8 @@ use super::group::Message;
 use super::mutant;
 use crate::Result;
 use crate::channel::{Credentials, Limits, Listener, Pending, Sender};
+use crate::lighthouse::identity::Identity;
+use crate::lighthouse::refusal::Refusal;
 use crate::protocol::{Peer, SessionCommand, SessionReport, Slot};
 use crate::wire::Address;
 
@@ -63,11 +65,24 @@ impl Sessions {
         }
     }
 
-    /// Drops the sessions of a group too: its generation is over.
+    /// Drops the sessions of a group too: its generation is over. Only its number stays known.
     pub fn forget(&self, replica: u32) {
-        if !mutant::is_on("no_fence") {
-            self.groups().remove(&replica);
+        if let Some(group) = self.groups().get_mut(&replica).filter(|_| !mutant::is_on("no_fence")) {
+            group.fenced = true;
+            group.ranks.clear();
         }
+    }
+
+    /// Whether that generation is live here; if not, the lighthouse's word for one that is over, or none for one that
+    /// was never started here.
+    pub fn standing(&self, identity: Identity) -> std::result::Result<(), Option<Refusal>> {
+        let groups = self.groups();
+        let group = groups.get(&identity.replica).ok_or(None)?;
+        if group.admits(identity.generation) {
+            return Ok(());
+        }
+        let fence = group.generation.saturating_add(u64::from(group.fenced));
+        Err((identity.generation < fence).then_some(Refusal::Fenced { identity, fence }))
     }
 
     /// Tells one rank's session something; false when it has none.
@@ -79,6 +94,13 @@ impl Sessions {
     /// Tells all sessions of a group.
     pub fn tell_group(&self, replica: u32, command: &SessionCommand) {
         for sender in self.senders(|of| of == replica) {
+            let _ = sender.try_send(command);
+        }
+    }
+
+    /// Tells the sessions of all groups.
+    pub fn tell_all(&self, command: &SessionCommand) {
+        for sender in self.senders(|_| true) {
             let _ = sender.try_send(command);
         }
     }

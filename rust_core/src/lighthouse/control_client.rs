@@ -1,12 +1,16 @@
 //! The supervisor's end of the control channel.
 
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::Mutex;
+use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::protocol::{LighthouseAnswer, LighthouseCommand, LighthouseReply, LighthouseRequest};
-use crate::channel::{Channel, Credentials, Limits, connect};
+use crate::channel::{Channel, Credentials, Limits, Receiver, Sender, connect};
 use crate::protocol::Peer;
 use crate::wire::Address;
 use crate::{Error, ErrorKind, Result};
@@ -17,24 +21,54 @@ const BACKOFF: Duration = Duration::from_millis(5);
 /// Longest pause between two tries.
 const BACKOFF_MAX: Duration = Duration::from_millis(100);
 
-/// Tells the lighthouse who died. Keeps one connection, dials anew where it broke; one request at a time.
-#[derive(Debug)]
+/// For one try of [`ControlClient::stay_connected`].
+const DIAL_LIMIT: Duration = Duration::from_secs(5);
+
+/// Called, from the connection's task, with what the lighthouse tells unasked: the last quorum that nobody can finish
+/// any more, and why. Must not block.
+pub type OnGone = Arc<dyn Fn(i64, &str) + Send + Sync>;
+
+/// Tells the lighthouse who died, and hears from it who did. Keeps one connection, dials anew where it broke.
 pub struct ControlClient {
     address: Address,
     credentials: Credentials,
-    connection: Mutex<Connection>,
+    on_gone: Option<OnGone>,
+    /// Locked while it is dialled, not while an answer is awaited.
+    line: tokio::sync::Mutex<Option<Arc<Line>>>,
+    seq: AtomicU64,
 }
 
-#[derive(Debug, Default)]
-struct Connection {
-    channel: Option<Channel<LighthouseRequest, LighthouseAnswer>>,
-    seq: u64,
+impl fmt::Debug for ControlClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ControlClient").field("address", &self.address).finish_non_exhaustive()
+    }
 }
+
+/// An open connection.
+struct Line {
+    sender: Sender<LighthouseRequest>,
+    waiting: Waiting,
+}
+
+/// Who waits for which answer.
+#[derive(Clone, Default)]
+struct Waiting(Arc<Mutex<HashMap<u64, oneshot::Sender<LighthouseReply>>>>);
+
+/// Gives a place among the waiting back, answered or not.
+struct Place<'a>(&'a Waiting, u64);
 
 impl ControlClient {
     /// A client of the lighthouse at `address`; dials with the first call.
     pub fn new(address: Address, credentials: Credentials) -> Self {
-        Self { address, credentials, connection: Mutex::default() }
+        let (line, seq) = (tokio::sync::Mutex::default(), AtomicU64::new(1));
+        Self { address, credentials, on_gone: None, line, seq }
+    }
+
+    /// The same, with an ear for what the lighthouse tells unasked. See [`Self::stay_connected`].
+    #[must_use]
+    pub fn with_news(mut self, on_gone: OnGone) -> Self {
+        self.on_gone = Some(on_gone);
+        self
     }
 
     /// Evicts every generation of `replica` up to `generation`, and returns the last quorum that held one of them.
@@ -57,16 +91,31 @@ impl ControlClient {
         }
     }
 
+    /// Keeps the connection up for ever, so that news comes at once and an eviction waits for no dialling.
+    pub async fn stay_connected(&self) {
+        let mut backoff = BACKOFF;
+        loop {
+            let until = Instant::now() + DIAL_LIMIT;
+            match timeout_at(until, self.line(until)).await {
+                Ok(Ok(line)) => {
+                    backoff = BACKOFF;
+                    line.sender.closed().await;
+                    let reason = line.sender.close_reason();
+                    tracing::debug!(address = %self.address, reason, "the line to the lighthouse is cut");
+                }
+                Ok(Err(error)) => tracing::debug!(%error, "no line to the lighthouse"),
+                Err(_) => tracing::debug!(address = %self.address, "the lighthouse does not answer"),
+            }
+            sleep(backoff).await;
+            backoff = (backoff * 2).min(BACKOFF_MAX);
+        }
+    }
+
     async fn request(&self, command: &LighthouseCommand, deadline: Duration) -> Result<LighthouseReply> {
         let until = Instant::now() + deadline;
         let (mut backoff, mut last) = (BACKOFF, None::<Error>);
         loop {
-            let tried = timeout_at(until, async {
-                let mut connection = self.connection.lock().await;
-                self.try_once(&mut connection, command, until).await
-            })
-            .await;
-            let error = match tried {
+            let error = match timeout_at(until, self.try_once(command, until)).await {
                 Ok(Ok(reply)) => return Ok(reply),
                 Ok(Err(error)) => Some(error),
                 Err(_) => None,
@@ -76,7 +125,8 @@ impl ControlClient {
                     return Err(error);
                 }
                 Some(error) => last = Some(error),
-                None => {}
+                // Who does not answer in time may never do: the next one gets a connection that is fresh.
+                None => self.hang_up(),
             }
             if Instant::now() + backoff >= until {
                 let why = last.as_ref().map_or_else(|| "no answer".to_owned(), ToString::to_string);
@@ -88,32 +138,83 @@ impl ControlClient {
         }
     }
 
-    async fn try_once(
-        &self,
-        connection: &mut Connection,
-        command: &LighthouseCommand,
-        until: Instant,
-    ) -> Result<LighthouseReply> {
-        // only a channel whose answer came is put back: a late answer belongs to nobody
-        let mut channel = match connection.channel.take() {
-            Some(channel) => channel,
-            None => {
-                let peer = Peer::Supervisor { pid: std::process::id() };
-                let left = until.saturating_duration_since(Instant::now());
-                connect(&self.address, peer, &self.credentials, &Limits::default(), left).await?
-            }
-        };
-        connection.seq += 1;
-        let seq = connection.seq;
-        channel.send(&LighthouseRequest { seq, command: command.clone() }).await?;
-        let answer = channel.recv().await?;
-        if answer.seq != seq {
-            let message = format!("answer {} to request {seq}", answer.seq);
-            return Err(Error::new(ErrorKind::Protocol, "ask the lighthouse", message));
-        }
-        connection.channel = Some(channel);
-        Ok(answer.reply)
+    async fn try_once(&self, command: &LighthouseCommand, until: Instant) -> Result<LighthouseReply> {
+        let line = self.line(until).await?;
+        let seq = self.seq.fetch_add(1, Ordering::Relaxed);
+        let (answer, answered) = oneshot::channel();
+        // Before it is sent: from then on either the answer comes or the end of the line, which ends the wait.
+        line.waiting.lock().insert(seq, answer);
+        let _place = Place(&line.waiting, seq);
+        line.sender.send(&LighthouseRequest { seq, command: command.clone() }).await?;
+        answered.await.map_err(|_| {
+            let reason = line.sender.close_reason().unwrap_or_else(|| "the line was cut".to_owned());
+            Error::new(ErrorKind::Closed, "ask the lighthouse", reason)
+        })
     }
+
+    /// The open connection; dialled where there is none.
+    async fn line(&self, until: Instant) -> Result<Arc<Line>> {
+        let mut line = self.line.lock().await;
+        if let Some(open) = line.as_ref().filter(|line| line.sender.close_reason().is_none()) {
+            return Ok(Arc::clone(open));
+        }
+        *line = None;
+        let peer = Peer::Supervisor { pid: std::process::id() };
+        let left = until.saturating_duration_since(Instant::now());
+        let channel: Channel<LighthouseRequest, LighthouseAnswer> =
+            connect(&self.address, peer, &self.credentials, &Limits::default(), left).await?;
+        let (sender, receiver) = channel.split();
+        let waiting = Waiting::default();
+        tokio::spawn(hear(receiver, waiting.clone(), self.on_gone.clone()));
+        Ok(Arc::clone(line.insert(Arc::new(Line { sender, waiting }))))
+    }
+
+    fn hang_up(&self) {
+        // Locked: it is being dialled anew already.
+        if let Ok(mut line) = self.line.try_lock()
+            && let Some(line) = line.take()
+        {
+            line.sender.close("no answer in time");
+        }
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        self.sender.close("this side hung up");
+    }
+}
+
+impl Waiting {
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, oneshot::Sender<LighthouseReply>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.0.lock().remove(&self.1);
+    }
+}
+
+/// Gives each answer to whoever waits for it, and passes news on, until the connection ends.
+async fn hear(mut receiver: Receiver<LighthouseAnswer>, waiting: Waiting, on_gone: Option<OnGone>) {
+    while let Ok(LighthouseAnswer { seq, reply }) = receiver.recv().await {
+        match reply {
+            LighthouseReply::Gone { quorum_id, reason } => {
+                if let Some(on_gone) = &on_gone {
+                    on_gone(quorum_id, &reason);
+                }
+            }
+            reply => {
+                // Nobody's: whoever asked has given up, and a late answer says nothing to anyone else.
+                if let Some(answer) = waiting.lock().remove(&seq) {
+                    let _ = answer.send(reply);
+                }
+            }
+        }
+    }
+    waiting.lock().clear();
 }
 
 fn unexpected(reply: LighthouseReply) -> Error {

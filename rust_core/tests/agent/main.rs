@@ -2,7 +2,9 @@
 //!
 //! Each scenario takes a mutant: with none it must pass, with the defect that it is there to catch it must fail.
 
+mod door;
 mod lifecycle;
+mod news;
 mod output;
 mod process;
 mod recovery;

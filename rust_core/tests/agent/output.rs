@@ -145,7 +145,8 @@ async fn the_secret_of_the_run_is_shown_nowhere(mutant: Option<&'static str>) ->
     scene.send(start(plan)).await;
     ended(&scene).await?;
     let events = format!("{:?}", scene.events());
-    ensure(events.contains("http://r0.g1.…@127.0.0.1:9") && !events.contains(TOKEN), events)?;
+    let shown = events.contains("http://r0.g1.…@127.0.0.1:");
+    ensure(shown && !events.contains("@127.0.0.1:9\"") && !events.contains(TOKEN), events)?;
     let log = std::fs::read_to_string(scene.path("agent.log")).unwrap_or_default();
     ensure(!log.contains(TOKEN), log)
 }

@@ -82,6 +82,7 @@ async fn rank(mode: &str) -> i32 {
         match tokio::time::timeout(Duration::from_millis(20), channel.recv()).await {
             Ok(Ok(SessionCommand::Drain { .. })) => return 0,
             Ok(Ok(SessionCommand::Inject { fault: Fault::Exit })) => return 1,
+            Ok(Ok(SessionCommand::Dead { quorum_id })) if mode == "hears" => return quorum_id as i32,
             Ok(Err(_)) => return 7,
             _ => {}
         }

@@ -11,11 +11,12 @@ use crate::scenario;
 use crate::scene::*;
 
 /// A scene with our lighthouse, as a service of the agent.
-async fn with_lighthouse(mutant: Option<&'static str>) -> Scene {
+pub async fn with_lighthouse(mutant: Option<&'static str>) -> Scene {
     Scene::with(mutant, |config| {
         let dir = config["run_dir"].as_str().unwrap_or_default().to_owned();
         let json = serde_json::json!({
-            "run_id": config["run_id"], "private": config["private"], "min_replicas": 1,
+            "run_id": config["run_id"], "private": config["private"], "min_replicas": 1, "expect": 2,
+            "join_timeout_s": 60, "heartbeat_timeout_s": 60,
             "control": format!("unix:{dir}/lighthouse.sock"), "state": format!("{dir}/lighthouse.state"),
         });
         let exe = std::env::current_exe().expect("this binary");
@@ -29,7 +30,7 @@ async fn with_lighthouse(mutant: Option<&'static str>) -> Scene {
 }
 
 /// The control address of that lighthouse.
-fn control_of(scene: &Scene) -> Option<String> {
+pub fn control_of(scene: &Scene) -> Option<String> {
     Some(format!("unix:{}", scene.path("lighthouse.sock").display()))
 }
 
@@ -251,6 +252,40 @@ async fn a_rank_that_commits_nothing_any_more_is_replaced(mutant: Option<&'stati
     tokio::time::sleep(Duration::from_secs(1)).await;
     let injected = scene.events().iter().filter(|e| matches!(e, Event::Injected { .. })).count();
     ensure(injected == 1, format!("injected {injected} times: once in a run"))
+}
+
+scenario!(
+    of_groups_that_exceed_their_limit_together_one_is_ended_and_the_others_get_another_window,
+    blame_all
+);
+async fn of_groups_that_exceed_their_limit_together_one_is_ended_and_the_others_get_another_window(
+    mutant: Option<&'static str>,
+) -> Outcome {
+    const LIMIT_S: f64 = 1.5;
+    let scene = Scene::new(mutant).await;
+    for replica in 0..2 {
+        let mut plan = session(replica, "silent", 100_000);
+        plan.recovery.progress_limit_s = ProgressLimit::Seconds(LIMIT_S);
+        plan.recovery.grace_s = 0.1;
+        scene.send(start(plan)).await;
+    }
+    let mut ended_ns = Vec::new();
+    for replica in 0..2 {
+        let at_ns = scene.until("its limit is exceeded", |heard| {
+            heard.events.iter().find_map(|(_, stamped)| match &stamped.event {
+                Event::GenerationEnded {
+                    replica: r,
+                    generation: 1,
+                    cause: Cause::ProgressLimit { .. },
+                    ..
+                } => (*r == replica).then_some(stamped.mono_ns),
+                _ => None,
+            })
+        });
+        ended_ns.push(at_ns.await?);
+    }
+    let apart_s = ended_ns[0].abs_diff(ended_ns[1]) as f64 / 1e9;
+    ensure(apart_s > 0.6 * LIMIT_S, format!("{apart_s} s apart"))
 }
 
 scenario!(a_session_of_an_older_generation_is_fenced_off, no_fence);

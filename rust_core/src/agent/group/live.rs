@@ -18,8 +18,6 @@ use crate::protocol::{
 const LOOK: Duration = Duration::from_millis(200);
 /// A look this late says that the agent itself was not running: silence then proves nothing.
 const AWAY: Duration = Duration::from_secs(5);
-/// Longest wait for the lighthouse's word on who waits for whom.
-const ASK: Duration = Duration::from_secs(1);
 /// Without a session, a rank counts as up this long after its start.
 const UP: Duration = Duration::from_secs(2);
 
@@ -132,7 +130,9 @@ impl Group {
             }
             SessionEvent::Said(SessionReport::Pause { what, limit_s }) => {
                 tracing::debug!(rank, what, limit_s, "a session pauses");
-                of.watchdog.pause(now_s, limit_s);
+                if !mutant::is_on("blame_waiting") {
+                    of.watchdog.pause(now_s, limit_s);
+                }
             }
             SessionEvent::Said(SessionReport::Done { step }) => {
                 let session = of.session.get_or_insert_default();
@@ -185,8 +185,10 @@ impl Group {
                 watched.then(|| rank.watchdog.verdict(now_s, &self.plan.recovery)).flatten()
             });
         if let Some(cause) = late.filter(|_| !mutant::is_on("no_watchdog")) {
-            let Some(idle_s) = self.idle_s(live.number, &cause).await else { return Some(cause) };
-            live.ranks.iter_mut().for_each(|rank| rank.watchdog.refresh(now_s - idle_s));
+            if self.is_to_blame(&cause) {
+                return Some(cause);
+            }
+            live.ranks.iter_mut().for_each(|rank| rank.watchdog.refresh(now_s));
         }
         let limit_s = self.context.limits.siblings_s;
         if live.first_exit_0.is_some_and(|at| at.elapsed().as_secs_f64() > limit_s)
@@ -214,12 +216,16 @@ impl Group {
         None
     }
 
-    /// Seconds since a generation that exceeds a limit last waited for its peers, where that is within the limit: while
-    /// it waited it could commit nothing, and it is the peer that hangs.
-    async fn idle_s(&self, generation: u64, cause: &Cause) -> Option<f64> {
-        let (Cause::StartupLimit { limit_s } | Cause::ProgressLimit { limit_s }) = cause else { return None };
-        let idle_s = self.evictor.idle_s(self.plan.replica, generation, ASK).await?;
-        (idle_s < *limit_s && !mutant::is_on("blame_waiting")).then_some(idle_s)
+    /// Whether a group that exceeds a limit is ended for it, or another one just was, for which this one may have waited.
+    fn is_to_blame(&self, cause: &Cause) -> bool {
+        match cause {
+            Cause::ProgressLimit { limit_s } => {
+                self.context.blame().takes(Instant::now(), seconds(*limit_s))
+                    || mutant::is_on("blame_all")
+                    || mutant::is_on("blame_waiting")
+            }
+            _ => true,
+        }
     }
 
     /// Carries out the faults that are due for a rank.
