@@ -32,6 +32,8 @@ _CORE_KEYS = (
     "expect",
     "join_timeout_s",
     "heartbeat_timeout_s",
+    "store_argv",
+    "store_path",
     "nice",
     "kind",
 )
@@ -105,7 +107,7 @@ def _run_torchft(config: Mapping[str, Any]) -> int:
     options = {
         "min_replicas": _number(config, "min_replicas", 1),
         "join_timeout_ms": round(_number(config, "join_timeout_s", 60.0) * 1000),
-        "heartbeat_timeout_ms": round(_number(config, "heartbeat_timeout_s", 5.0) * 1000),
+        "heartbeat_timeout_ms": round(_number(config, "heartbeat_timeout_s", 2.0) * 1000),
     }
     start = _torchft_server()
     # Blocked before its threads start, so that they inherit it and this thread alone is told.

@@ -35,7 +35,7 @@ pub mod standby;
 pub mod store;
 mod supervise;
 pub mod tree;
-mod watched;
+pub(crate) mod watched;
 
 use std::sync::Arc;
 

@@ -4,7 +4,8 @@
 //!  torchft.Manager ──gRPC Quorum, Heartbeat──▶ http ─▶ service ─▶ registry ─▶ quorum_compute (pure)
 //!  agent ──Evict over the framed channel─────▶ control ──────────▶    │
 //!  you ──GET /status.json, /metrics──────────▶ http ◀── snapshot ◀────┤
-//!                                                       ledger ◀──────┘ ids and fences, over restarts
+//!                                                       ledger ◀──────┤ ids and fences, over restarts
+//!                                   helper (torch) ◀── stores ◀──────┘ a rendezvous store for each quorum
 //! ```
 
 pub mod config;
@@ -22,6 +23,7 @@ pub mod registry;
 pub mod server;
 pub mod service;
 pub mod snapshot;
+pub mod stores;
 
 use tokio::signal::unix::{SignalKind, signal};
 

@@ -379,7 +379,7 @@ async fn a_silent_member_is_dropped_and_never_listed_again() {
     assert_eq!(answered(two).await.unwrap(), quorum);
     let shown = lighthouse.snapshot().await;
     assert!(shown["replicas"].as_array().unwrap().iter().all(|replica| replica["id"] != "r1:a"), "{shown}");
-    assert!(shown["history"][1]["reason"].as_str().unwrap().contains("silent: r1:a"), "{shown}");
+    assert!(shown["history"][1]["reason"].as_str().unwrap().contains("silent 0.6 s: r1:a"), "{shown}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -147,8 +147,8 @@ class Lighthouse(Part):
     join_timeout_s: Positive = 30.0
     """Longest wait of a forming quorum for replica groups that are alive but have not asked to join."""
 
-    heartbeat_timeout_s: Positive = 5.0
-    """A replica group that is silent for this long is taken for dead."""
+    heartbeat_timeout_s: Positive = 2.0
+    """A replica group that is silent for this long leaves its quorum; it may come back."""
 
     quorum_timeout_s: Positive = 600.0
     """Longest wait of a replica group for a quorum; longer than the watchdog takes to end a hung peer."""

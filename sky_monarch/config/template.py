@@ -50,7 +50,7 @@ run: python train.py             # what each rank runs; a single command gets no
 # lighthouse:                    # who forms the quorums; `lighthouse: torchft` is short for its kind
 #   kind: sky-monarch            # sky-monarch, or torchft for TorchFT's own
 #   join_timeout_s: 30           # longest wait of a forming quorum for groups that have not asked
-#   heartbeat_timeout_s: 5       # silent for this long is dead
+#   heartbeat_timeout_s: 2       # silent for this long is out
 #   quorum_timeout_s: 600        # longest wait of a group for a quorum
 #   process_group_timeout_s: 30  # longest wait of one collective between groups
 

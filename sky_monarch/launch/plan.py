@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+
+from sky_monarch.config.command import rank_command
 
 __all__ = ["LocalPlan", "plan_local"]
 
@@ -43,6 +46,22 @@ class LocalPlan:
 
 def _has_room(folder: Path) -> bool:
     return len(os.fsencode(folder / "controller.sock")) <= _SOCKET_PATH_LIMIT
+
+
+def _store_helper(job: Mapping[str, Any], base_env: Mapping[str, str], python: str) -> dict[str, Any]:
+    """How the lighthouse starts the helper that serves a store for each quorum.
+
+    It needs torch, which the interpreter of a job that starts Python outright has, and that of sky-monarch
+    may have. A ``PATH`` among the job's variables does not count: their values stand in ``private.json`` alone.
+    """
+    command = rank_command(str(job.get("run", "")))
+    word = command["argv"][0] if command["kind"] == "exec" else ""
+    if re.fullmatch(r"python[0-9.]*", word.rpartition("/")[2]):
+        python = str(Path(job.get("workdir", "/"), word)) if "/" in word else word
+    return {
+        "store_argv": [python, "-m", "sky_monarch.training.store"],
+        "store_path": base_env.get("PATH", os.defpath),
+    }
 
 
 def plan_local(
@@ -134,6 +153,7 @@ def plan_local(
             "lighthouse.json": {
                 **common,
                 **lighthouse,
+                **(_store_helper(job, base_env, python) if job["replicas"] > 1 else {}),
                 "replicas": job["replicas"],
                 "min_replicas": job.get("min_replicas", 1),
             },

@@ -49,7 +49,7 @@ class Timeouts:
     """One quorum, from the first member's request to the last one's."""
     first_quorum_s: float = 1800.0
     """The first quorum of a process: other hosts may still be starting."""
-    heartbeat_s: float = 5.0
+    heartbeat_s: float = 2.0
     """The lighthouse's: silence after which it drops a member."""
     join_s: float = 60.0
     """The lighthouse's: how long a first quorum waits for more members."""

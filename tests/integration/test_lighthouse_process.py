@@ -169,7 +169,7 @@ def test_it_takes_what_the_launcher_writes(tmp_path: Path) -> None:
             "min_replicas": 2,
             "expect": 3,
             "join_timeout_s": 30.0,
-            "heartbeat_timeout_s": 5.0,
+            "heartbeat_timeout_s": 2.0,
         }
         process.terminate()
         assert process.wait(timeout=20) == 0

@@ -2,124 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
 
 import pytest
 
-from sky_monarch.actors.lighthouse_control import LighthouseControl
+from tests.support.manager_bench import Bench
 from tests.support.processes import is_alive
-from tests.support.runs import ROOT
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
-
-TOKEN = "s3cret-token"
-Kind = Literal["sky-monarch", "torchft"]
-
-
-class Bench:
-    """A lighthouse process and the trainers that use it."""
-
-    def __init__(self, folder: Path, kind: Kind) -> None:
-        self.folder, self.kind = folder, kind
-        self.logs = folder / "logs"
-        self.logs.mkdir()
-        self.env = {
-            "PATH": os.environ["PATH"],
-            "PYTHONPATH": str(ROOT),
-            "OMP_NUM_THREADS": "1",
-            "TORCHFT_QUORUM_RETRIES": "3",
-        }
-        self.farm = self._spawn("tests.support.manager_farm", str(self.logs), stdin=subprocess.PIPE)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{free.getsockname()[1]}"
-        self.lighthouse = self.start_lighthouse()
-        assert self._farm_says() == "ready"
-
-    def start_lighthouse(self) -> subprocess.Popen[str]:
-        """Start it, or start it again at the same address."""
-        (self.folder / "private.json").write_text(json.dumps({"token": TOKEN}))
-        ours = {
-            "private": str(self.folder / "private.json"),
-            "control": f"unix:{self.folder / 'lighthouse.sock'}",
-            "state": str(self.folder / "lighthouse.state"),
-            "expect": 3,
-            # nobody is dropped for silence in this test: an evict that does nothing shows as a stall
-            "heartbeat_timeout_s": 60,
-        }
-        theirs = {"heartbeat_timeout_s": 1.0, "join_timeout_s": 1.0}
-        config = {"run_id": "run", "kind": self.kind, "min_replicas": 2, "listen": self.address}
-        config |= ours if self.kind == "sky-monarch" else theirs
-        (self.folder / "lighthouse.json").write_text(json.dumps(config))
-        self.env["SKY_MONARCH_LIGHTHOUSE_ADDR"] = self.address
-        return self._spawn("sky_monarch.lighthouse", str(self.folder / "lighthouse.json"))
-
-    def _spawn(self, module: str, argument: str, **kwargs: Any) -> subprocess.Popen[str]:
-        with (self.folder / f"{module}.log").open("ab") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", module, argument],
-                env=self.env,
-                text=True,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                **kwargs,
-            )
-
-    def _farm_says(self) -> str:
-        assert self.farm.stdout is not None
-        line = self.farm.stdout.readline().strip()
-        assert line, (self.folder / "tests.support.manager_farm.log").read_text()
-        return line
-
-    def start(self, replica: int, generation: int, *, name: str = "", quorum_timeout_s: int = 30) -> int:
-        """Fork a trainer; its pid."""
-        identity = f"r{replica}.g{generation}.{TOKEN}@" if self.kind == "sky-monarch" else ""
-        order = {
-            "replica": replica,
-            "name": name or f"r{replica}.g{generation}",
-            "lighthouse": f"http://{identity}{self.address}",
-            "quorum_timeout_s": quorum_timeout_s,
-        }
-        assert self.farm.stdin is not None
-        self.farm.stdin.write(json.dumps(order) + "\n")
-        self.farm.stdin.flush()
-        return int(self._farm_says())
-
-    def commits(self, name: str) -> list[dict[str, Any]]:
-        """What the trainer of that log has committed so far."""
-        path = self.logs / name
-        text = path.read_text() if path.exists() else ""
-        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-
-    def wait_for(self, name: str, step: int, participants: int) -> dict[str, Any]:
-        """Wait for the first commit at or after ``step`` with that many participants."""
-
-        def probe() -> dict[str, Any] | None:
-            wanted = (one for one in self.commits(name) if one["step"] >= step)
-            return next((one for one in wanted if one["participants"] == participants), None)
-
-        found = eventually(probe, within_s=60, what=f"{name} commits step {step} with {participants}")
-        assert found
-        return found
-
-    def control(self) -> LighthouseControl:
-        return LighthouseControl(f"unix:{self.folder / 'lighthouse.sock'}", token=TOKEN, run_id="run")
-
-    def close(self) -> None:
-        (self.logs / "stop").touch()
-        for process in (self.farm, self.lighthouse):
-            process.kill()
-            process.communicate(timeout=20)
-
 
 @pytest.fixture(params=["sky-monarch", "torchft"])
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
@@ -178,7 +72,7 @@ def test_survivors_train_on_and_the_replacement_heals(bench: Bench) -> None:
         assert reasons[0] == "all 3 expected replicas asked"
         assert any("evicted: rep_1:" in reason for reason in reasons), reasons
         assert sorted(one["replica"] for one in state["replicas"] if one["in_quorum"]) == [0, 1, 2]
-        assert state["counters"]["silent_drops"] == 0
+        assert state["counters"]["drops"] == {"evicted": 1, "silent": 0}
 
 
 def test_a_second_copy_of_a_live_group_never_votes(our_bench: Bench) -> None:

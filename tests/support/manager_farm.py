@@ -1,7 +1,7 @@
 """Processes with an unmodified ``torchft.Manager`` each, forked from one process that has imported torch.
 
 ``python -m tests.support.manager_farm FOLDER`` reads a JSON object a line,
-``{"replica", "name", "lighthouse", "quorum_timeout_s"}``, forks a trainer for each and answers with its
+``{"replica", "name", "lighthouse", "quorum_timeout_s", "process_group_timeout_s", "die_in_rendezvous"}``, forks a trainer for each and answers with its
 pid. The trainer commits steps until ``FOLDER/stop`` exists; each becomes a JSON line of ``FOLDER/NAME``.
 """
 
@@ -25,12 +25,27 @@ from torchft import Manager, ProcessGroupGloo
 PR_SET_PDEATHSIG = 1
 
 
+class FragileGroup(ProcessGroupGloo):
+    """TorchFT's own; where ``cue`` exists, its process is killed as it enters a rendezvous."""
+
+    def __init__(self, timeout: timedelta, cue: str) -> None:
+        super().__init__(timeout=timeout)
+        self._cue = cue
+
+    def configure(self, *args: Any, **kwargs: Any) -> None:
+        if self._cue and os.path.exists(self._cue):  # noqa: PTH110 (nothing may take time here)
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().configure(*args, **kwargs)
+
+
 def train(folder: Path, order: dict[str, Any]) -> None:
     weights = torch.zeros(8)
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     manager = Manager(
         # gloo lets only the neighbours of the dead know: the others stall this long
-        pg=ProcessGroupGloo(timeout=timedelta(seconds=3)),
+        pg=FragileGroup(
+            timedelta(seconds=order["process_group_timeout_s"]), order["die_in_rendezvous"]
+        ),
         load_state_dict=lambda state: weights.copy_(state["weights"]),
         state_dict=lambda: {"weights": weights.clone()},
         min_replica_size=1,

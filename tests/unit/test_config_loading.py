@@ -39,7 +39,7 @@ def test_a_minimal_job_gets_every_default():
     assert (recovery.startup_limit_s, recovery.progress_limit_s) == (1800, "auto")
     assert (recovery.grace_s, recovery.standby) == (10, 1)
     house = job.lighthouse
-    assert (house.kind, house.join_timeout_s, house.heartbeat_timeout_s) == ("sky-monarch", 30, 5)
+    assert (house.kind, house.join_timeout_s, house.heartbeat_timeout_s) == ("sky-monarch", 30, 2)
     assert (house.quorum_timeout_s, house.process_group_timeout_s) == (600, 30)
     assert (job.logs.segment_mib, job.logs.segments) == (16, 8)
 

@@ -3,18 +3,13 @@
 //! `MASTER_PORT` is bound before the ranks start, so it is never taken and never refused. Only the first connection
 //! to it starts the helper, which gets the socket itself over a `SOCK_SEQPACKET` pair on its descriptor 3.
 
-use std::io::IoSlice;
 use std::net::TcpListener;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use nix::sys::socket::{
-    AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, recv, send, sendmsg, socketpair,
-};
 use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
 use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -26,6 +21,7 @@ use super::group::rank::Tracked;
 use super::pidfd::Process;
 use super::watched::watched;
 use crate::protocol::{Event, GroupPlan};
+use crate::store_helper::{Line, MODULE};
 use crate::{Error, ErrorKind, Result};
 
 /// From the start of the helper to a store that serves: it imports torch.
@@ -50,7 +46,7 @@ struct HelperState {
 #[derive(Debug)]
 struct Helper {
     tracked: Tracked,
-    socket: AsyncFd<OwnedFd>,
+    line: Line,
 }
 
 /// One generation's store. Dropping it frees the port.
@@ -76,7 +72,7 @@ impl Drop for Lease {
         tokio::spawn(async move {
             if let Some(helper) = &store.helper.lock().await.helper {
                 // A helper that is gone has closed everything already.
-                let _ = helper.tell(format!("close {id}\n").as_bytes(), None).await;
+                let _ = helper.line.tell_close(id).await;
             }
         });
     }
@@ -135,7 +131,7 @@ impl Store {
             state.helper = Some(Helper::start(context, plan, self.fallback_python.as_deref()).await?);
         }
         let Some(helper) = &state.helper else { return Ok(()) };
-        let answer = timeout(READY_LIMIT, helper.ask(id, listener)).await;
+        let answer = timeout(READY_LIMIT, helper.line.open(id, listener)).await;
         let result = match answer {
             Ok(result) => result,
             Err(_) => Err(refused(format!("its helper did not answer for {READY_LIMIT:?}"))),
@@ -157,8 +153,8 @@ impl Store {
 
     /// Ends the helper.
     pub async fn end(&self, context: &Context) {
-        if let Some(Helper { tracked, socket }) = self.helper.lock().await.helper.take() {
-            drop(socket);
+        if let Some(Helper { tracked, line }) = self.helper.lock().await.helper.take() {
+            drop(line);
             tracked.end(context, Duration::from_secs(2)).await;
         }
     }
@@ -175,17 +171,12 @@ fn notice(context: &Context, plan: &GroupPlan, error: &Error) {
 
 impl Helper {
     async fn start(context: &Shared, plan: &GroupPlan, fallback: Option<&str>) -> Result<Self> {
-        let io = |errno: nix::errno::Errno| Error::io("make a socket pair", errno.into());
-        let (ours, theirs) =
-            socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC).map_err(io)?;
-        nix::fcntl::fcntl(&ours, nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::O_NONBLOCK)).map_err(io)?;
-        let socket = watched(ours, Interest::READABLE | Interest::WRITABLE)
-            .map_err(|cause| Error::io("make a socket pair", cause))?;
+        let (line, theirs) = Line::pair()?;
         let python = env::python_command(&plan.command)
             .map(|words| words[0].as_str())
             .or(fallback)
             .unwrap_or("python3");
-        let argv = [python, "-m", "sky_monarch.training.store"].map(str::to_owned).to_vec();
+        let argv = [python, "-m", MODULE].map(str::to_owned).to_vec();
         let spawn_id = context.spawn_id();
         // The job's environment, since it is the job's interpreter; of the rank's variables only the marks are used.
         let place = Place { rank: 0, generation: 0, master_port: 0, spawn_id: &spawn_id };
@@ -194,47 +185,6 @@ impl Helper {
         let capture = Capture::start(read, context.logs.store_target(), context.outbox.clone(), None)?;
         let spawned = context.spawn(argv, env, &plan.workdir, write, Some(theirs), 0).await?;
         let process = Process::watch(spawned, context.registry.clone())?;
-        Ok(Self { tracked: Tracked { process, spawn_id, capture }, socket })
-    }
-
-    async fn tell(&self, message: &[u8], fd: Option<&OwnedFd>) -> Result<()> {
-        let sending = self.socket.async_io(Interest::WRITABLE, |socket| {
-            let sent = match fd {
-                None => send(socket.as_raw_fd(), message, MsgFlags::MSG_NOSIGNAL),
-                Some(fd) => {
-                    let fds = [fd.as_raw_fd()];
-                    let rights = [ControlMessage::ScmRights(&fds)];
-                    let parts = [IoSlice::new(message)];
-                    sendmsg::<()>(socket.as_raw_fd(), &parts, &rights, MsgFlags::MSG_NOSIGNAL, None)
-                }
-            };
-            sent.map_err(std::io::Error::from)
-        });
-        let sent = timeout(Duration::from_secs(2), sending).await;
-        sent.map_err(|_| refused("its helper does not read".into()))?
-            .map(drop)
-            .map_err(|cause| Error::io("talk to the store's helper", cause))
-    }
-
-    async fn ask(&self, id: u64, listener: &OwnedFd) -> Result<()> {
-        self.tell(format!("open {id}\n").as_bytes(), Some(listener)).await?;
-        let mut buffer = [0; 4096];
-        loop {
-            let receiving = self.socket.async_io(Interest::READABLE, |socket| {
-                recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty()).map_err(std::io::Error::from)
-            });
-            let n = receiving.await.map_err(|cause| Error::io("talk to the store's helper", cause))?;
-            if n == 0 {
-                return Err(refused("its helper ended".into()));
-            }
-            let answer = String::from_utf8_lossy(&buffer[..n]).trim().to_owned();
-            if answer == format!("ready {id}") {
-                return Ok(());
-            }
-            if let Some(text) = answer.strip_prefix(&format!("error {id}")) {
-                return Err(refused(text.trim().to_owned()));
-            }
-            // The answer to an earlier question that was given up.
-        }
+        Ok(Self { tracked: Tracked { process, spawn_id, capture }, line })
     }
 }

@@ -43,6 +43,12 @@ pub struct Config {
     /// Niceness to take, -20 to 19.
     #[serde(default)]
     pub nice: Option<i32>,
+    /// Command of the helper that serves a TCPStore for each quorum; none: each quorum has its members' own stores.
+    #[serde(default)]
+    pub store_argv: Option<Vec<String>>,
+    /// `PATH` of that helper; none: this process's own.
+    #[serde(default)]
+    pub store_path: Option<String>,
     /// Which lighthouse the run uses; only `sky-monarch` is ours.
     #[serde(default = "default_kind")]
     pub kind: String,
@@ -57,7 +63,7 @@ fn default_join_timeout_s() -> f64 {
 }
 
 fn default_heartbeat_timeout_s() -> f64 {
-    5.0
+    2.0
 }
 
 fn default_kind() -> String {
@@ -75,6 +81,9 @@ impl Config {
         if options.expect < options.min_replicas {
             let (expect, min_replicas) = (options.expect, options.min_replicas);
             return Err(invalid(format!("expect is {expect}, less than min_replicas ({min_replicas})")));
+        }
+        if config.store_argv.as_ref().is_some_and(Vec::is_empty) {
+            return Err(invalid("store_argv is empty"));
         }
         if config.run_id.is_empty() {
             return Err(invalid("run_id is empty"));
@@ -145,7 +154,7 @@ mod tests {
         let config = Config::parse(r#"{"run_id": "a", "min_replicas": 2}"#).expect("parses");
         let options = config.options().expect("options");
         assert_eq!((options.min_replicas, options.expect), (2, 2));
-        assert_eq!(options.heartbeat_timeout, Duration::from_secs(5));
+        assert_eq!(options.heartbeat_timeout, Duration::from_secs(2));
         assert!(config.listen.ip().is_loopback());
     }
 
@@ -163,6 +172,7 @@ mod tests {
             (r#"{"run_id": "a", "min_replicas": 1, "listen": "localhost"}"#, "socket address"),
             (r#"{"run_id": "a", "min_replicas": 1, "kind": "torchft"}"#, "kind"),
             (r#"{"run_id": "", "min_replicas": 1}"#, "run_id"),
+            (r#"{"run_id": "a", "min_replicas": 1, "store_argv": []}"#, "store_argv"),
         ];
         for (json, named) in cases {
             let error = Config::parse(json).expect_err(json);

@@ -1,10 +1,12 @@
-//! The control channel: supervisors tell who died. Unix socket, token, one answer a request.
+//! The control channel: supervisors tell who died, and hear of it. Unix socket, token, one answer a request.
 
 use std::time::Instant;
 
+use tokio::sync::broadcast::error::RecvError;
 use tokio::task::JoinSet;
 
 use super::protocol::{LighthouseAnswer, LighthouseCommand, LighthouseReply, LighthouseRequest};
+use super::registry::Gone;
 use super::service::Shared;
 use crate::channel::{Listener, Pending};
 use crate::protocol::Peer;
@@ -34,13 +36,27 @@ async fn converse(pending: Pending, shared: &Shared) -> Result<()> {
         pending.refuse("the lighthouse's control channel is for supervisors").await?;
         return Err(Error::new(ErrorKind::Refused, "serve a supervisor", "the peer is something else"));
     };
+    let mut news = shared.lock().subscribe();
     let mut channel = pending.welcome::<LighthouseAnswer, LighthouseRequest>().await?;
     tracing::debug!(pid, "a supervisor dialled");
     loop {
-        let LighthouseRequest { seq, command } = channel.recv().await?;
-        let reply = handle(shared, &command);
-        channel.send(&LighthouseAnswer { seq, reply }).await?;
+        // Never a wait for room: whoever does not read what it is told is disconnected, and dials anew.
+        tokio::select! {
+            biased; // who asks is answered first, then told the news that its own command made
+            request = channel.recv() => {
+                let LighthouseRequest { seq, command } = request?;
+                channel.try_send(&LighthouseAnswer { seq, reply: handle(shared, &command) })?;
+            }
+            gone = news.recv() => {
+                let Gone { quorum_id, reason } = gone.map_err(|error| behind(&error))?;
+                channel.try_send(&LighthouseAnswer { seq: 0, reply: LighthouseReply::Gone { quorum_id, reason } })?;
+            }
+        }
     }
+}
+
+fn behind(error: &RecvError) -> Error {
+    Error::new(ErrorKind::TooLarge, "tell a supervisor the news", error.to_string())
 }
 
 /// Carries out one command.

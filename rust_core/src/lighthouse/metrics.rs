@@ -32,6 +32,8 @@ pub fn render(snapshot: &Snapshot) -> String {
     }
     page.family("quorums_total", "counter", "Quorums formed, by reason.").by_reason(&counters.quorums);
     page.family("refusals_total", "counter", "Requests refused, by reason.").by_reason(&counters.refusals);
+    page.family("drops_total", "counter", "Members that left their quorum, by reason.")
+        .by_reason(&counters.drops);
     let plain = [
         ("heartbeats_total", "Heartbeats accepted.", counters.heartbeats),
         ("asks_total", "Quorum requests accepted.", counters.asks),
@@ -41,7 +43,6 @@ pub fn render(snapshot: &Snapshot) -> String {
             counters.withdrawn,
         ),
         ("evictions_total", "Evictions told by a supervisor.", counters.evictions),
-        ("silent_drops_total", "Members dropped for their silence.", counters.silent_drops),
         ("pauses_total", "Times this process was stopped or starved.", counters.pauses),
         ("store_failures_total", "Writes of the state file that failed.", counters.store_failures),
     ];

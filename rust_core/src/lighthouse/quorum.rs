@@ -37,8 +37,36 @@ pub struct Ask {
 pub struct PreviousMember {
     /// Wire id.
     pub id: String,
+    /// It left since, and why; whoever asks again is a newcomer.
+    pub gone: Option<Departure>,
+}
+
+/// Why a member left the quorum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Departure {
     /// The supervisor (or a newer generation) ended it.
-    pub evicted: bool,
+    Evicted,
+    /// Nothing was heard of it for this long; it may come back.
+    Silent(Duration),
+}
+
+impl Departure {
+    /// Stable one-word name, for metrics.
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::Evicted => "evicted",
+            Self::Silent(_) => "silent",
+        }
+    }
+}
+
+impl fmt::Display for Departure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Evicted => f.write_str("evicted"),
+            Self::Silent(time) => write!(f, "silent {:.1} s", time.as_secs_f64()),
+        }
+    }
 }
 
 /// Everything a decision depends on. What is evicted has left `asks` and `heard` already.
@@ -62,10 +90,16 @@ impl State {
         self.heard.get(id).is_some_and(|at| now.saturating_duration_since(*at) < options.heartbeat_timeout)
     }
 
-    /// Whether `id` was in the last quorum and has not been evicted since.
+    /// How long `id` has been silent; one that was never heard of, for as long as it takes to be dropped.
+    pub fn silence_of(&self, id: &str, now: Instant, options: &Options) -> Duration {
+        let heard = self.heard.get(id).map(|at| now.saturating_duration_since(*at));
+        heard.unwrap_or(options.heartbeat_timeout)
+    }
+
+    /// Whether `id` was in the last quorum and has not left it since.
     pub fn was_in(&self, id: &str) -> bool {
         let found = self.previous.binary_search_by(|member| member.id.as_str().cmp(id));
-        found.is_ok_and(|index| !self.previous[index].evicted)
+        found.is_ok_and(|index| self.previous[index].gone.is_none())
     }
 }
 
@@ -120,8 +154,8 @@ pub enum FormReason {
         joined: Vec<String>,
         /// Left because they were evicted.
         evicted: Vec<String>,
-        /// Left because they fell silent.
-        silent: Vec<String>,
+        /// Left because they fell silent, for so long.
+        silent: Vec<(String, Duration)>,
     },
 }
 
@@ -152,12 +186,13 @@ impl fmt::Display for FormReason {
                 write!(f, "same members; the last commit failed on {}", failed.join(", "))
             }
             Self::Changed { joined, evicted, silent } => {
-                let parts = [("joined", joined), ("evicted", evicted), ("silent", silent)];
-                let said: Vec<String> = parts
+                let parts = [("joined", joined), ("evicted", evicted)];
+                let told = parts
                     .iter()
                     .filter(|(_, ids)| !ids.is_empty())
-                    .map(|(what, ids)| format!("{what}: {}", ids.join(", ")))
-                    .collect();
+                    .map(|(what, ids)| format!("{what}: {}", ids.join(", ")));
+                let guessed = silent.iter().map(|(id, time)| format!("{}: {id}", Departure::Silent(*time)));
+                let said: Vec<String> = told.chain(guessed).collect();
                 write!(f, "{}", said.join("; "))
             }
         }
@@ -230,7 +265,7 @@ pub fn quorum_compute(now: Instant, state: &State, options: &Options) -> Decisio
     if askers.is_empty() {
         return Decision::Wait { reason: WaitReason::NobodyAsks, recheck_at: None };
     }
-    let stayed = |member: &&PreviousMember| !member.evicted && state.is_alive(&member.id, now, options);
+    let stayed = |member: &&PreviousMember| member.gone.is_none() && state.is_alive(&member.id, now, options);
     if state.previous.iter().any(|member| stayed(&member)) {
         go_on(now, state, options, askers)
     } else {
@@ -241,10 +276,16 @@ pub fn quorum_compute(now: Instant, state: &State, options: &Options) -> Decisio
 fn go_on(now: Instant, state: &State, options: &Options, mut askers: Vec<(&String, &Ask)>) -> Decision {
     let (mut missing, mut evicted, mut silent, mut recheck_at) = (vec![], vec![], vec![], None::<Instant>);
     for member in &state.previous {
-        if member.evicted {
+        let silence = match member.gone {
+            Some(Departure::Silent(time)) => Some(time),
+            Some(Departure::Evicted) => None,
+            None => (!state.is_alive(&member.id, now, options))
+                .then(|| state.silence_of(&member.id, now, options)),
+        };
+        if let Some(time) = silence {
+            silent.push((member.id.clone(), time));
+        } else if member.gone.is_some() {
             evicted.push(member.id.clone());
-        } else if !state.is_alive(&member.id, now, options) {
-            silent.push(member.id.clone());
         } else if !state.asks.contains_key(&member.id) {
             missing.push(member.id.clone());
             let gone_at = state.heard.get(&member.id).map(|at| *at + options.heartbeat_timeout);

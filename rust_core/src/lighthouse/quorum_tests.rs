@@ -27,8 +27,7 @@ impl Scene {
     }
 
     fn previous(mut self, ids: &[&str]) -> Self {
-        self.state.previous =
-            ids.iter().map(|id| PreviousMember { id: (*id).into(), evicted: false }).collect();
+        self.state.previous = ids.iter().map(|id| PreviousMember { id: (*id).into(), gone: None }).collect();
         for id in ids {
             self.state.heard.insert((*id).into(), self.now);
         }
@@ -56,7 +55,7 @@ impl Scene {
             .previous
             .iter_mut()
             .filter(|member| member.id == id)
-            .for_each(|member| member.evicted = true);
+            .for_each(|member| member.gone = Some(Departure::Evicted));
         self
     }
 
@@ -117,7 +116,14 @@ fn a_live_member_that_has_not_asked_is_waited_for_until_it_falls_silent() {
     let later = scene.heard_ago("c", 5);
     let (members, new_id, reason) = later.formed();
     assert_eq!((members, new_id), (vec!["a".into(), "b".into()], true));
-    assert_eq!(reason, FormReason::Changed { joined: vec![], evicted: vec![], silent: vec!["c".into()] });
+    assert_eq!(
+        reason,
+        FormReason::Changed {
+            joined: vec![],
+            evicted: vec![],
+            silent: vec![("c".into(), Duration::from_secs(5))]
+        }
+    );
 }
 
 #[test]
@@ -203,7 +209,9 @@ fn any_scene() -> impl Strategy<Value = (State, Options, Instant)> {
         {
             let id = format!("r{index}");
             if was_in {
-                state.previous.push(PreviousMember { id: id.clone(), evicted });
+                state
+                    .previous
+                    .push(PreviousMember { id: id.clone(), gone: evicted.then_some(Departure::Evicted) });
             }
             // what is evicted has left asks and heard; whoever asks was heard
             if !(was_in && evicted) && (heard || asks) {
@@ -235,7 +243,7 @@ proptest! {
     #[test]
     fn no_live_member_is_left_behind((state, options, now) in any_scene()) {
         if let Decision::Form { members, .. } = quorum_compute(now, &state, &options) {
-            for member in state.previous.iter().filter(|member| !member.evicted) {
+            for member in state.previous.iter().filter(|member| member.gone.is_none()) {
                 prop_assert!(members.contains(&member.id) || !state.is_alive(&member.id, now, &options));
             }
         }
@@ -245,7 +253,7 @@ proptest! {
     fn an_id_is_kept_only_by_the_same_members_without_a_failed_commit((state, options, now) in any_scene()) {
         if let Decision::Form { members, new_id, .. } = quorum_compute(now, &state, &options) {
             let same = state.previous.iter().map(|member| &member.id).eq(members.iter())
-                && state.previous.iter().all(|member| !member.evicted);
+                && state.previous.iter().all(|member| member.gone.is_none());
             let failed = members.iter().any(|id| state.asks[id].commit_failed);
             prop_assert_eq!(new_id, !same || failed);
         }
@@ -272,7 +280,7 @@ proptest! {
         if let Decision::Wait { reason: WaitReason::MembersMissing { missing }, .. } = quorum_compute(now, &state, &options) {
             let mut told = state.clone();
             for member in told.previous.iter_mut().filter(|member| missing.contains(&member.id)) {
-                member.evicted = true;
+                member.gone = Some(Departure::Evicted);
                 told.heard.remove(&member.id);
             }
             let then = quorum_compute(now, &told, &options);

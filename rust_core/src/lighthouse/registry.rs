@@ -3,16 +3,23 @@
 //! No I/O but the ledger, no clock but the `now` that callers pass: requests, evictions and timers come in as method
 //! calls under one lock, and each of them ends with a decision of [`quorum_compute`].
 
+mod fencing;
+mod silence;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use tokio::sync::oneshot;
+use fencing::retired;
+use tokio::sync::{broadcast, oneshot};
 
 use super::identity::Identity;
 use super::ledger::{Ledger, MemberEntry};
-use super::quorum::{Ask, Decision, FormReason, Options, PreviousMember, State, WaitReason, quorum_compute};
-use super::refusal::{MAX_ID_BYTES, MAX_REPLICAS, Refusal};
-use super::snapshot::{Counters, QuorumRecord, RecordMember};
+use super::quorum::{
+    Ask, Decision, Departure, FormReason, Options, PreviousMember, State, WaitReason, quorum_compute,
+};
+use super::refusal::Refusal;
+use super::snapshot::{Counters, QuorumRecord, RecordLeft, RecordMember};
+use super::stores::Stores;
 use crate::torchft::{Quorum, QuorumMember};
 
 /// Quorums remembered with their reasons.
@@ -22,6 +29,18 @@ pub const FOR_GOOD: u64 = u64::MAX;
 
 /// Generations per replica of which the last quorum is remembered.
 const HELD_GENERATIONS: usize = 8;
+
+/// News kept for a supervisor that does not read; one that falls further behind is disconnected.
+const NEWS: usize = 256;
+
+/// A member of the quorums up to this one is gone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gone {
+    /// Last quorum that held it.
+    pub quorum_id: i64,
+    /// Who, and how that is known.
+    pub reason: String,
+}
 
 /// What a waiting replica gets.
 pub type Answer = Result<Quorum, Refusal>;
@@ -57,6 +76,10 @@ pub struct Registry {
     pub(super) history: VecDeque<QuorumRecord>,
     pub(super) counters: Counters,
     pub(super) waiting_for: Option<WaitReason>,
+    /// Of the last quorum; none: each member's own is in it.
+    pub(super) store_address: Option<String>,
+    stores: Option<Stores>,
+    news: broadcast::Sender<Gone>,
     waiters: BTreeMap<String, Waiter>,
     held: BTreeMap<Identity, i64>,
     next_id: i64,
@@ -76,6 +99,9 @@ impl Registry {
             history: VecDeque::new(),
             counters: Counters::default(),
             waiting_for: None,
+            store_address: None,
+            stores: None,
+            news: broadcast::Sender::new(NEWS),
             waiters: BTreeMap::new(),
             held: BTreeMap::new(),
             next_id: ledger.next_quorum_id(),
@@ -93,7 +119,8 @@ impl Registry {
                 registry.state.heard.insert(id.clone(), now);
                 registry.known.insert(id.clone(), Known { identity, ..Known::default() });
             }
-            registry.state.previous.push(PreviousMember { id, evicted });
+            let gone = evicted.then_some(Departure::Evicted);
+            registry.state.previous.push(PreviousMember { id, gone });
             if let Some(identity) = identity {
                 registry.held.insert(identity, registry.ledger.entry.quorum_id);
             }
@@ -101,12 +128,17 @@ impl Registry {
         registry
     }
 
-    /// Longest time between two calls of [`Self::tick`]; a longer gap means that this process itself was stopped.
-    pub fn tick_interval(&self) -> Duration {
-        self.options.heartbeat_timeout / 10
+    /// Gives each quorum from now on a store of its own, where one is ready.
+    pub fn serve_stores(&mut self, stores: Stores) {
+        self.stores = Some(stores);
     }
 
-    /// When the decision may change by itself.
+    /// News of members that leave, from now on.
+    pub fn subscribe(&self) -> broadcast::Receiver<Gone> {
+        self.news.subscribe()
+    }
+
+    /// When something may change by itself.
     pub const fn recheck_at(&self) -> Option<Instant> {
         self.recheck_at
     }
@@ -190,123 +222,11 @@ impl Registry {
         self.held.range(first..=Identity { replica, generation }).map(|(_, id)| *id).max()
     }
 
-    /// A connection is closed: it carries no replica any more.
-    pub fn disconnected(&mut self, connection: ConnectionId) {
-        for known in self.known.values_mut() {
-            known.connections.remove(&connection);
-        }
-    }
-
     /// Time passed.
     pub fn tick(&mut self, now: Instant) {
         self.observe(now);
         self.decide(now);
         self.forget_ghosts(now);
-    }
-
-    /// A gap in our own calls was our own pause (or starvation), in which nobody could be heard: it counts for nobody.
-    fn observe(&mut self, now: Instant) {
-        let gap = now.saturating_duration_since(self.observed_at);
-        if gap > self.tick_interval() * 2 {
-            self.state.heard.values_mut().for_each(|at| *at += gap);
-            self.counters.pauses += 1;
-        }
-        self.observed_at = now;
-    }
-
-    /// Lets `id` in and notes that it lives, or says why not.
-    fn admit(
-        &mut self,
-        now: Instant,
-        connection: ConnectionId,
-        identity: Option<Identity>,
-        id: &str,
-    ) -> Result<(), Refusal> {
-        if id.is_empty() || id.len() > MAX_ID_BYTES {
-            return Err(Refusal::Malformed("the replica id is empty or too long"));
-        }
-        if let Some(identity) = identity {
-            let fence = self.fence_of(identity.replica);
-            if identity.generation < fence {
-                return Err(Refusal::Fenced { identity, fence });
-            }
-            let newer =
-                |held: &Identity| held.replica == identity.replica && held.generation < identity.generation;
-            match self.known.get(id).map(|known| known.identity) {
-                // scripts may keep their replica id over generations: the newer one takes it
-                Some(Some(held)) if newer(&held) => self.fence(identity.replica, identity.generation),
-                Some(held) if held != Some(identity) => return Err(Refusal::TakenId),
-                _ => {}
-            }
-            if self.known.get(id).is_none_or(|known| known.identity != Some(identity)) {
-                self.refuse_second_copy(now, identity, id)?;
-            }
-        } else if self.known.get(id).is_some_and(|known| known.identity.is_some()) {
-            return Err(Refusal::TakenId);
-        }
-        let fences = &self.ledger.entry.fences;
-        let new_replica = identity.is_some_and(|identity| !fences.contains_key(&identity.replica));
-        if (self.known.len() >= MAX_REPLICAS && !self.known.contains_key(id))
-            || (fences.len() >= MAX_REPLICAS && new_replica)
-        {
-            return Err(Refusal::Full);
-        }
-        let known = self.known.entry(id.into()).or_default();
-        known.identity = identity;
-        known.connections.insert(connection);
-        self.state.heard.insert(id.into(), now);
-        Ok(())
-    }
-
-    /// Two processes of one generation would both vote (TorchFT tells them apart by a random id).
-    fn refuse_second_copy(&mut self, now: Instant, identity: Identity, id: &str) -> Result<(), Refusal> {
-        let other = |(held, known): &(&String, &Known)| *held != id && known.identity == Some(identity);
-        let Some((holder, known)) = self.known.iter().find(other) else { return Ok(()) };
-        let holder = holder.clone();
-        if !known.connections.is_empty() && self.state.is_alive(&holder, now, &self.options) {
-            return Err(Refusal::SecondCopy { identity, holder });
-        }
-        self.drop_replica(&holder, identity, identity.generation);
-        Ok(())
-    }
-
-    /// Lowest generation of `replica` let in.
-    fn fence_of(&self, replica: u32) -> u64 {
-        self.ledger.entry.fences.get(&replica).copied().unwrap_or(0)
-    }
-
-    /// Raises the fence of `replica` to `fence`, for good, and drops whoever is below.
-    fn fence(&mut self, replica: u32, fence: u64) {
-        if self.fence_of(replica) >= fence {
-            return;
-        }
-        self.ledger.entry.fences.insert(replica, fence);
-        self.state.retired = retired(&self.ledger.entry.fences);
-        self.store();
-        let below: Vec<(String, Identity)> = self
-            .known
-            .iter()
-            .filter_map(|(id, known)| known.identity.map(|identity| (id.clone(), identity)))
-            .filter(|(_, identity)| identity.replica == replica && identity.generation < fence)
-            .collect();
-        for (id, identity) in below {
-            tracing::info!(%id, %identity, fence, "dropped");
-            self.drop_replica(&id, identity, fence);
-        }
-    }
-
-    fn drop_replica(&mut self, id: &str, identity: Identity, fence: u64) {
-        self.known.remove(id);
-        self.state.heard.remove(id);
-        self.state.asks.remove(id);
-        self.state
-            .previous
-            .iter_mut()
-            .filter(|member| member.id == id)
-            .for_each(|member| member.evicted = true);
-        if let Some(waiter) = self.waiters.remove(id) {
-            self.refuse(waiter, Refusal::Fenced { identity, fence });
-        }
     }
 
     fn refuse(&mut self, waiter: Waiter, refusal: Refusal) {
@@ -315,31 +235,25 @@ impl Registry {
         let _ = waiter.reply.send(Err(refusal));
     }
 
-    /// Clients that never heartbeat (scripts, tools) live as long as their request is open.
-    fn hear_open_requests(&mut self, now: Instant) {
-        for id in self.state.asks.keys() {
-            if self.known.get(id).is_some_and(|known| !known.beats) {
-                self.state.heard.insert(id.clone(), now);
-            }
-        }
-    }
-
     fn decide(&mut self, now: Instant) {
         self.hear_open_requests(now);
-        match quorum_compute(now, &self.state, &self.options) {
+        self.drop_silent(now);
+        let recheck_at = match quorum_compute(now, &self.state, &self.options) {
             Decision::Form { members, new_id, reason } => {
                 self.form(now, &members, new_id, &reason);
                 self.waiting_for = None;
-                self.recheck_at = None;
+                None
             }
             Decision::Wait { reason, recheck_at } => {
                 if self.waiting_for.as_ref() != Some(&reason) && reason != WaitReason::NobodyAsks {
                     tracing::debug!(%reason, "no quorum yet");
                 }
                 self.waiting_for = Some(reason);
-                self.recheck_at = recheck_at;
+                recheck_at
             }
-        }
+        };
+        // also while nobody asks: whoever hangs in a collective with the silent one waits for this
+        self.recheck_at = [recheck_at, self.next_silence()].into_iter().flatten().min();
     }
 
     fn form(&mut self, now: Instant, members: &[String], new_id: bool, reason: &FormReason) {
@@ -362,6 +276,9 @@ impl Registry {
         }
         if new_id {
             self.renew(members, &participants, reason);
+        }
+        if let Some(address) = &self.store_address {
+            participants.iter_mut().for_each(|member| member.store_address.clone_from(address));
         }
         let quorum_id = self.ledger.entry.quorum_id;
         self.counters.formed(reason);
@@ -390,13 +307,15 @@ impl Registry {
                 step: member.step,
             })
             .collect();
+        let left = self.left();
         self.ledger.entry.quorum_id = self.next_id;
         self.ledger.entry.members = entries;
         self.next_id += 1;
+        self.store_address = self.stores.as_ref().and_then(|stores| stores.take(self.ledger.entry.quorum_id));
         self.store();
         self.state.restored = false;
         self.state.previous =
-            members.iter().map(|id| PreviousMember { id: id.clone(), evicted: false }).collect();
+            members.iter().map(|id| PreviousMember { id: id.clone(), gone: None }).collect();
         let wall_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis());
         let quorum_id = self.ledger.entry.quorum_id;
         tracing::info!(quorum_id, members = members.len(), %reason, "quorum");
@@ -409,7 +328,20 @@ impl Registry {
             kind: reason.kind(),
             reason: reason.to_string(),
             members: listed,
+            left,
+            store_address: self.store_address.clone(),
         });
+    }
+
+    /// Members of the last quorum that left it, and why.
+    fn left(&self) -> Vec<RecordLeft> {
+        let identity_of =
+            |id: &str| self.ledger.entry.members.iter().find(|member| member.id == id)?.identity;
+        let record = |member: &PreviousMember| {
+            let (id, why) = (member.id.clone(), member.gone?.to_string());
+            Some(RecordLeft { identity: identity_of(&id), id, why })
+        };
+        self.state.previous.iter().filter_map(record).collect()
     }
 
     /// A full disk must not end the run: the wall clock still keeps ids apart, and the supervisor kills what it fences.
@@ -417,22 +349,6 @@ impl Registry {
         if let Err(error) = self.ledger.store() {
             self.counters.store_failures += 1;
             tracing::error!(%error, "a restart of the lighthouse would not know of this");
-        }
-    }
-
-    /// Drops what is silent, neither asks nor was in the last quorum: nothing refers to it, and no list shows it.
-    fn forget_ghosts(&mut self, now: Instant) {
-        let State { asks, previous, .. } = &self.state;
-        let ghosts: Vec<String> = self
-            .known
-            .keys()
-            .filter(|id| !self.state.is_alive(id, now, &self.options) && !asks.contains_key(*id))
-            .filter(|id| previous.iter().all(|member| member.id != **id))
-            .cloned()
-            .collect();
-        for id in ghosts {
-            self.known.remove(&id);
-            self.state.heard.remove(&id);
         }
     }
 
@@ -447,10 +363,6 @@ impl Registry {
             }
         }
     }
-}
-
-fn retired(fences: &BTreeMap<u32, u64>) -> usize {
-    fences.values().filter(|fence| **fence == FOR_GOOD).count()
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Fencing, identity and life cycle, with a clock of our own.
 
 use super::*;
+use crate::lighthouse::refusal::MAX_ID_BYTES;
 use proptest::prelude::*;
 use tokio::sync::oneshot::error::TryRecvError;
 
@@ -228,7 +229,7 @@ fn a_silent_member_is_dropped_and_no_ghost_is_listed() {
     assert_eq!(ids(&quorum(&mut two)), ["r0:a", "r2:a"]);
     let snapshot = scene.registry.snapshot(scene.now);
     assert!(snapshot.replicas.iter().all(|replica| replica.id != "r1:a"));
-    assert_eq!(snapshot.counters.silent_drops, 1);
+    assert_eq!(snapshot.counters.drops["silent"], 1);
     scene.pass(SECOND, &alive);
     assert!(!scene.registry.known.contains_key("r1:a"), "forgotten, not only hidden");
 }
@@ -412,3 +413,6 @@ fn the_snapshot_says_when_a_group_last_waited() {
     scene.registry.heartbeat(scene.now, 9, is(5, 1), "r5:a").expect("let in");
     assert_eq!(idle(&scene)[3], None, "it has never asked");
 }
+
+#[path = "registry/silence_tests.rs"]
+mod silence;

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tokio::task::JoinSet;
 use tonic::transport::Server as Transport;
 
 use super::config::Config;
@@ -12,6 +13,7 @@ use super::ledger::Ledger;
 use super::listener::{self, Incoming, OnClose};
 use super::registry::Registry;
 use super::service::Shared;
+use super::stores::{Command, Stores};
 use super::{control, http};
 use crate::channel::{self, Credentials, Limits};
 use crate::wire::Address;
@@ -29,11 +31,15 @@ const MAX_STREAMS: u32 = 256;
 /// Supervisors at a time.
 const MAX_SUPERVISORS: usize = 1_024;
 
+/// Messages that may wait for a supervisor to read them.
+const SUPERVISOR_QUEUE: usize = 256;
+
 /// A lighthouse whose addresses are bound.
 pub struct Server {
     address: SocketAddr,
     incoming: Incoming,
     control: Option<channel::Listener>,
+    stores: Option<(Stores, Command)>,
     shared: Shared,
     token: Option<String>,
     run_id: String,
@@ -60,19 +66,26 @@ impl Server {
         let ledger = Ledger::open(config.state.as_deref(), &config.run_id)?;
         let bound = listener::open(environment, config.listen, token.is_some())?;
         let address = bound.local_addr().map_err(|error| Error::io(OPERATION, error))?;
-        let shared = Shared::new(Registry::new(Instant::now(), config.options()?, ledger));
+        let mut registry = Registry::new(Instant::now(), config.options()?, ledger);
+        let stores = config.store_argv.clone().map(|argv| {
+            let stores = Stores::default();
+            registry.serve_stores(stores.clone());
+            (stores, Command { argv, path: config.store_path.clone() })
+        });
+        let shared = Shared::new(registry);
         let closing = shared.clone();
         let on_close: OnClose = Arc::new(move |connection| closing.lock().disconnected(connection));
         let incoming = Incoming::new(bound, on_close)?;
         let control = match (control, &token) {
             (Some(at), Some(token)) => {
-                let limits = Limits { max_connections: MAX_SUPERVISORS, ..Limits::default() };
+                let limits =
+                    Limits { max_connections: MAX_SUPERVISORS, queue: SUPERVISOR_QUEUE, ..Limits::default() };
                 Some(channel::Listener::bind(&at, Credentials::new(&config.run_id, token), limits).await?)
             }
             _ => None,
         };
         tracing::info!(%address, control = config.control, run_id = config.run_id, auth = token.is_some(), "lighthouse is up");
-        Ok(Self { address, incoming, control, shared, token, run_id: config.run_id.clone() })
+        Ok(Self { address, incoming, control, stores, shared, token, run_id: config.run_id.clone() })
     }
 
     /// The address that managers reach it at.
@@ -97,6 +110,12 @@ impl Server {
                 None => std::future::pending().await,
             }
         };
+        // On a task of its own: what it does to its helper takes a moment, and ends with the guard.
+        let _keeper = self.stores.map(|(stores, command)| {
+            let mut keeper = JoinSet::new();
+            keeper.spawn(stores.keep(self.address.ip(), command));
+            keeper
+        });
         tokio::select! {
             served = grpc => served.map_err(|error| {
                 Error::new(ErrorKind::Io, "serve the lighthouse's port", error.to_string()).with_source(error)

@@ -23,6 +23,22 @@ pub struct QuorumRecord {
     pub reason: String,
     /// Who.
     pub members: Vec<RecordMember>,
+    /// Who left the quorum before it.
+    pub left: Vec<RecordLeft>,
+    /// Its store; none: it had the members' own.
+    pub store_address: Option<String>,
+}
+
+/// One member that left.
+#[derive(Clone, Debug, Serialize)]
+pub struct RecordLeft {
+    /// Wire id.
+    pub id: String,
+    /// Who that was, where known.
+    #[serde(flatten)]
+    pub identity: Option<Identity>,
+    /// `evicted`, or `silent` and how long.
+    pub why: String,
 }
 
 /// One member of a quorum in the history.
@@ -38,7 +54,7 @@ pub struct RecordMember {
 }
 
 /// Counts since the start of the process.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 pub struct Counters {
     /// Heartbeats accepted.
     pub heartbeats: u64,
@@ -52,8 +68,8 @@ pub struct Counters {
     pub pauses: u64,
     /// Writes of the state file that failed.
     pub store_failures: u64,
-    /// Members dropped for their silence, not told.
-    pub silent_drops: u64,
+    /// Members that left their quorum, by reason: `evicted` (told), `silent`.
+    pub drops: BTreeMap<&'static str, u64>,
     /// Quorums by reason.
     pub quorums: BTreeMap<&'static str, u64>,
     /// Refusals by reason.
@@ -64,6 +80,24 @@ pub struct Counters {
     pub answered: u64,
 }
 
+impl Default for Counters {
+    fn default() -> Self {
+        Self {
+            heartbeats: 0,
+            asks: 0,
+            withdrawn: 0,
+            evictions: 0,
+            pauses: 0,
+            store_failures: 0,
+            drops: [("evicted", 0), ("silent", 0)].into(),
+            quorums: BTreeMap::new(),
+            refusals: BTreeMap::new(),
+            wait_s: 0.0,
+            answered: 0,
+        }
+    }
+}
+
 impl Counters {
     pub(super) fn refused(&mut self, refusal: &Refusal) {
         *self.refusals.entry(refusal.kind()).or_default() += 1;
@@ -71,9 +105,6 @@ impl Counters {
 
     pub(super) fn formed(&mut self, reason: &FormReason) {
         *self.quorums.entry(reason.kind()).or_default() += 1;
-        if let FormReason::Changed { silent, .. } = reason {
-            self.silent_drops += silent.len() as u64;
-        }
     }
 
     pub(super) fn waited(&mut self, waited: Duration) {
@@ -107,6 +138,8 @@ pub struct Replica {
 pub struct Snapshot {
     /// Last quorum id given out by this process or its predecessors; none before the first.
     pub quorum_id: Option<i64>,
+    /// Store of the last quorum; none: it has the members' own, or it lost a member and its store is closed.
+    pub store_address: Option<String>,
     /// Members of the last quorum that were not dropped since.
     pub participants: usize,
     /// What the next quorum waits for; none right after one was formed.
@@ -160,6 +193,7 @@ impl Registry {
         let quorum_id = self.ledger.entry.quorum_id;
         Snapshot {
             quorum_id: (quorum_id > 0).then_some(quorum_id),
+            store_address: self.store_address.clone(),
             participants: replicas.iter().filter(|replica| replica.in_quorum).count(),
             waiting_for: self.waiting_for.as_ref().map(ToString::to_string),
             replicas,
