@@ -23,8 +23,9 @@ ALLOWED = {
     "actor": {"actors"},
     "agent": {"_core"},
     "lighthouse": {"_core"},
-    "training": {"actors", "config", "gpus"},
-    "worker": {"training", "actors", "config"},
+    "standby": set(),
+    "training": {"actors", "config", "gpus", "standby"},
+    "worker": {"training", "actors", "config", "standby"},
     "__init__": {"sdk", "config"},
     "__main__": {"cli"},
 }
