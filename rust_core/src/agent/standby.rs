@@ -15,6 +15,7 @@ use super::capture::{self, Capture};
 use super::context::Shared;
 use super::env::{self, Place};
 use super::group::rank::Tracked;
+use super::mutant;
 use super::pidfd::Process;
 use crate::protocol::{Event, GroupPlan, StandbyUntil};
 use crate::{Error, Result};
@@ -147,7 +148,7 @@ impl Standbys {
             if slot.due.is_some_and(|due| due <= Instant::now()) {
                 slot.due = None;
                 let rank = u32::try_from(rank).unwrap_or(u32::MAX);
-                let until = if slot.tepid { StandbyUntil::Imports } else { plan.recovery.standby_until };
+                let until = if slot.tepid && !mutant::is_on("run_ahead_again") { StandbyUntil::Imports } else { plan.recovery.standby_until };
                 match Standby::start(&self.context, plan, rank, until).await {
                     Ok(standby) => slot.standby = Some(standby),
                     Err(error) => {
@@ -175,6 +176,7 @@ impl Standbys {
         let place = Place { spawn_id: &tracked.spawn_id, ..place.clone() };
         let env = env::rank_env(&self.context.run, plan, &place);
         let line = format!("{}\n", serde_json::json!({ "env": env }));
+        let line = if mutant::is_on("promote_nobody") { String::new() } else { line };
         if self.context.can_renice {
             renice(tracked.process.pid, self.context.job_nice);
         }
