@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -14,8 +15,9 @@ from sky_monarch.errors import ConfigError
 from sky_monarch.standby import wait_for_promotion
 from sky_monarch.training.environment import RankEnvironment
 from tests.support.waiting import eventually
-from tests.unit.test_worker import LIMIT_S, Standby, run_directly
+from tests.unit.test_worker import LIMIT_S, REPO, Standby, run_directly
 
+IMPORTS_S = 120  # torch, on machines that do other things too
 HOT = ["--until=session"]
 AHEAD = "import os, sys, time, pathlib\nfrom sky_monarch.standby import wait_for_promotion\n"
 
@@ -211,3 +213,26 @@ def test_whoever_has_an_agent_and_no_generation_cannot_enter_a_session() -> None
     RankEnvironment.read({}).check_identity()
     with pytest.raises(ConfigError, match="TORCHFT_LIGHTHOUSE is not set"):
         RankEnvironment.read({**known, **place, "SKY_MONARCH_GENERATION": "1"})
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(2 * IMPORTS_S)
+def test_what_a_session_does_on_standby_changes_nothing_of_the_training(tmp_path: Path) -> None:
+    """Warming up draws no random number, and nothing of the user's is touched."""
+    script = [str(REPO / "examples/train.py"), "--steps", "3"]
+    standby = Standby(script, tmp_path, preload="sky_monarch.training.session", options=HOT)
+    standby.agent.settimeout(IMPORTS_S)
+    direct = run_directly(script, tmp_path, limit_s=IMPORTS_S)
+    read_words(standby, "ready")
+    threads = {
+        thread.joinpath("comm").read_text().strip()
+        for thread in Path(f"/proc/{standby.process.pid}/task").iterdir()
+    }
+    done = promote(standby)
+    assert done.returncode == 0, done.stderr
+    assert "could not warm up" not in done.stderr
+    assert re.findall(r"step 3 digest \w{64}", done.stdout) == re.findall(
+        r"step 3 digest \w{64}", direct.stdout
+    )
+    assert len(re.findall(r"digest", done.stdout)) == 1
+    assert not {name for name in threads if "quorum" in name}, "it has no Manager yet"
