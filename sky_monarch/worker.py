@@ -2,6 +2,9 @@
 
 ``python -m sky_monarch.worker --standby [--preload a,b] -- python x.py args`` (or ``-- python -m mod args``)
 
+With ``--until=session`` it is hot instead: it runs the script ahead, up to where
+:mod:`sky_monarch.standby` makes it wait.
+
 The modules may also be named by ``SKY_MONARCH_PRELOAD``. It is exec'd with the job's own interpreter, final
 environment and device mask, imports the preload modules, and waits on file descriptor 3 for one line of
 JSON, ``{"env": {…}}``: the variables that only the promotion knows. End of file there means that nobody
@@ -14,31 +17,37 @@ business.
 
 from __future__ import annotations
 
-import contextlib
+import atexit
 import importlib.machinery
 import io
-import json
 import os
 import pkgutil
 import runpy
 import signal
-import socket
-import stat
 import sys
+import traceback
 import types
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
+from typing import NoReturn
+
+from sky_monarch import standby
+from sky_monarch.standby import Promotion, PromotionError
 
 __all__ = ["Command", "main"]
 
 PROMOTION_FD = 3
-# A line of environment; the kernel's own limit for a whole environment is 2 MiB (ARG_MAX).
-_MOST_BYTES = 4 * 1024 * 1024
 _BAD_USAGE = 2
 # Interpreter options that take their value from the next argument where it is not attached.
 _VALUE_FLAGS = ("-W", "-X", "--check-hash-based-pycs")
 _FLAGS_APPLIED = "--flags-applied"
+_UNTIL_SESSION = "--until=session"
+# Says in a hot standby that began again as a warm one why it did.
+_EARLY = "--early"
+# What a standby must not know before it is promoted: a script that asked with it would be a second copy of a
+# live group, where the lighthouse is TorchFT's and cannot tell the two apart.
+_WITHHELD = ("TORCHFT_LIGHTHOUSE",)
 
 
 class UsageError(Exception):
@@ -155,43 +164,6 @@ def _run_script(target: str, main_module: types.ModuleType) -> None:
     exec(code, main_module.__dict__)  # noqa: S102  # this is what a worker is for
 
 
-def _read_promotion() -> dict[str, str] | None:
-    """Wait for the line that promotes this process; None when it is not needed.
-
-    Raises:
-        UsageError: What arrived is no such line.
-    """
-    data = b""
-    while not data.endswith(b"\n"):
-        part = os.read(PROMOTION_FD, 65536)
-        if not part:
-            if data:
-                raise UsageError("the promotion ended in mid-line")
-            return None
-        data += part
-        if len(data) > _MOST_BYTES:
-            raise UsageError(f"the promotion is longer than {_MOST_BYTES} bytes")
-    try:
-        env = json.loads(data)["env"]
-        if not isinstance(env, dict) or not all(
-            isinstance(text, str) for pair in env.items() for text in pair
-        ):
-            raise TypeError("env must map text to text")
-    except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(
-            f"the promotion is malformed: {error}"
-        ) from error  # never its content: it holds secrets
-    return env
-
-
-def _announce() -> None:
-    """Say that the imports are done, where the other end can hear it."""
-    if stat.S_ISSOCK(os.fstat(PROMOTION_FD).st_mode):
-        # Promoted before it was ready: the other end is closed, and the promotion waits to be read.
-        with socket.socket(fileno=os.dup(PROMOTION_FD)) as peer, contextlib.suppress(ConnectionError):
-            peer.sendall(b"ready\n")
-
-
 def _hide_worker_frames() -> None:
     """Let the interpreter report the exception under way as if the worker were not on the stack.
 
@@ -220,20 +192,29 @@ def _preload(names: Sequence[str]) -> None:
             sys.stderr.write(f"sky-monarch: preload: cannot import {name}: {type(error).__name__}: {error}\n")
 
 
-def main(argv: Sequence[str]) -> None:
-    """Stand by, then run the command; whatever it raises goes on to the interpreter.
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """The worker's own command line."""
 
-    Raises:
-        SystemExit: The command line or the promotion is unusable (code 2), nobody needs this process (code
-            0), or the script said so.
-    """
-    listed = os.environ.pop("SKY_MONARCH_PRELOAD", "")
-    options = list(argv[: argv.index("--")]) if "--" in argv else list(argv)
-    try:
+    command: Command
+    preload: list[str]
+    hot: bool
+    early: bool
+    flags_applied: bool
+
+    @classmethod
+    def parse(cls, argv: Sequence[str]) -> _Options:
+        """Read what comes before ``--``, and ``SKY_MONARCH_PRELOAD``.
+
+        Raises:
+            UsageError: It cannot be used.
+        """
+        listed = os.environ.pop("SKY_MONARCH_PRELOAD", "")
+        options = list(argv[: argv.index("--")]) if "--" in argv else list(argv)
         command = Command.parse(argv[len(options) + 1 :])
-        flags_applied = _FLAGS_APPLIED in options
+        switches = ("--standby", _FLAGS_APPLIED, _UNTIL_SESSION, _EARLY)
         preload = [item for item in listed.split(",") if item]
-        words = iter(word for word in options if word not in ("--standby", _FLAGS_APPLIED))
+        words = iter(word for word in options if word not in switches)
         for word in words:
             name, _, value = word.partition("=")
             if name != "--preload":
@@ -241,29 +222,90 @@ def main(argv: Sequence[str]) -> None:
             preload += [item for item in (value or next(words, "")).split(",") if item]
         if "--standby" not in options:
             raise UsageError("--standby is missing")
-        if command.flags and not flags_applied:
-            # The interpreter's own options exist only from its start: the same pid begins again, with them.
-            os.environ["SKY_MONARCH_PRELOAD"] = ",".join(preload)
-            os.execv(  # noqa: S606
-                sys.executable,
-                [sys.executable, *command.flags, "-m", "sky_monarch.worker", _FLAGS_APPLIED, *argv],
-            )
+        return cls(command, preload, _UNTIL_SESSION in options, _EARLY in options, _FLAGS_APPLIED in options)
+
+
+def _begin_again(command: Command, *options: str) -> NoReturn:
+    """The same pid starts anew, with the interpreter's own options, which exist only from its start."""
+    words = ["-m", "sky_monarch.worker", _FLAGS_APPLIED, "--standby", *options, "--"]
+    # What Python was called for the job stands for itself: the interpreter is this one.
+    os.execv(sys.executable, [sys.executable, *command.flags, *words, sys.executable, *command.words])  # noqa: S606
+
+
+def _run_ahead(options: _Options) -> None:
+    """Run the script before the promotion; where it ends without having waited for it, begin again, warm.
+
+    The promotion, which may have come meanwhile, is then read by the process that knows what to do with it.
+    """
+    env, folder = dict(os.environ), os.getcwd()  # noqa: PTH109
+    for name in _WITHHELD:
+        os.environ.pop(name, None)
+    promotion = Promotion(PROMOTION_FD)
+    standby.hold(promotion)
+    try:
+        options.command.run()
+    except BaseException:
+        if not standby.release():
+            raise
+        traceback.print_exc()
+    else:
+        if not standby.release():
+            return
+    sys.stderr.write("sky-monarch: standby: the script ended before it entered a session\n")
+    atexit._run_exitfuncs()  # its children and temporary files go; `exec` would leave them
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(env, SKY_MONARCH_PRELOAD=",".join(options.preload))
+    os.set_inheritable(PROMOTION_FD, True)
+    _begin_again(options.command, _EARLY)
+
+
+def _stand_by(options: _Options) -> None:
+    """Wait for the promotion, with the imports done, and become the rank.
+
+    Raises:
+        SystemExit: Nobody needs this process.
+        PromotionError: The promotion cannot be used.
+    """
+    promotion = Promotion(PROMOTION_FD)
+    if options.early:
+        promotion.announce("early")
+    promotion.announce()
+    env = promotion.read()
+    if env is None:
+        raise SystemExit(0)
+    promotion.accept(env)
+
+
+def main(argv: Sequence[str]) -> None:
+    """Stand by, then run the command; whatever it raises goes on to the interpreter.
+
+    Raises:
+        SystemExit: The command line or the promotion is unusable (code 2), nobody needs this process (code
+            0), or the script said so.
+    """
+    try:
+        options = _Options.parse(argv)
+        command = options.command
+        if command.flags and not options.flags_applied:
+            os.environ["SKY_MONARCH_PRELOAD"] = ",".join(options.preload)
+            _begin_again(command, *([_UNTIL_SESSION] if options.hot else []))
         if not sys.flags.safe_path:
             sys.path[0] = command.first_path()
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # nobody wants a traceback of a process that only waits
-        _preload(preload)
-        _announce()
-        env = _read_promotion()
-    except (UsageError, OSError) as error:
+        _preload(options.preload)
+        if not options.hot:
+            _stand_by(options)
+    except (UsageError, PromotionError, OSError) as error:
         sys.stderr.write(f"error: worker: {error}\n")
         raise SystemExit(_BAD_USAGE) from None
-    if env is None:
-        raise SystemExit(0)
-    os.close(PROMOTION_FD)
-    os.environ.update(env)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        command.run()
+        if options.hot:
+            _run_ahead(options)
+        else:
+            command.run()
     except SystemExit:
         raise
     except BaseException:

@@ -74,6 +74,7 @@ def disagreements(job: Mapping[str, Any]) -> list[Finding]:
         *_alternatives(job),
         *_devices(job),
         *_preload(job),
+        *_hot_standby(job),
     ]
 
 
@@ -140,15 +141,35 @@ def _devices(job: Mapping[str, Any]) -> list[Finding]:
     return found
 
 
+def _is_python(run: str) -> bool:
+    command = rank_command(run)
+    program = command["argv"][0].rpartition("/")[2] if command["kind"] == "exec" else ""
+    return program.startswith("python")
+
+
 def _preload(job: Mapping[str, Any]) -> list[Finding]:
     run, preload = job.get("run"), job.get("preload")
     if not preload or not isinstance(run, str):
         return []
     if _table(job, "recovery").get("standby") == 0:
         return [Finding(("preload",), "does nothing while recovery.standby is 0", severity="warning")]
-    command = rank_command(run)
-    program = command["argv"][0].rpartition("/")[2] if command["kind"] == "exec" else ""
-    if not program.startswith("python"):
+    if not _is_python(run):
         message = "does nothing: only a `run` that is one python command can be taken over by a warm standby"
         return [Finding(("preload",), message, severity="warning")]
+    return []
+
+
+def _hot_standby(job: Mapping[str, Any]) -> list[Finding]:
+    run, recovery = job.get("run"), _table(job, "recovery")
+    path = ("recovery", "standby_until")
+    if recovery.get("standby_until") != "session" or not isinstance(run, str):
+        return []
+    if recovery.get("standby") == 0:
+        return [Finding(path, "does nothing while recovery.standby is 0", severity="warning")]
+    if not _is_python(run):
+        message = "does nothing: only a `run` that is one python command can be taken over by a standby"
+        return [Finding(path, message, severity="warning")]
+    if _table(job, "resources").get("accelerators") is not None:
+        message = "session: each standby holds a second copy of the model on its rank's device"
+        return [Finding(path, message, "leave it at imports where that does not fit", severity="warning")]
     return []

@@ -78,6 +78,20 @@ Variables = Annotated[
 ]
 
 
+def _until(value: object) -> object:
+    if value in ("imports", "session"):
+        return value
+    near = {
+        "import": "imports",
+        "preload": "imports",
+        "warm": "imports",
+        "hot": "session",
+        "sessions": "session",
+    }
+    meant = near.get(value.lower()) if isinstance(value, str) else None
+    raise FieldRefusalError(f"must be imports or session, not {shown(value)}", suggestion=meant)
+
+
 def _kind_alone(value: object) -> object:
     return {"kind": value} if isinstance(value, str) else value
 
@@ -123,6 +137,10 @@ class Recovery(Part):
 
     standby: Standby = 1
     """Warm standby processes a rank: 0 or 1. A standby has imported `preload` and takes over at once."""
+
+    standby_until: Annotated[Literal["imports", "session"], BeforeValidator(_until)] = "imports"
+    """How far a standby goes ahead. `session`: it runs the script itself and waits where that enters its `Session`:
+    back sooner, but what stands above runs twice at once, and the model is in memory (or on the device) twice."""
 
 
 class Checkpoint(Part):

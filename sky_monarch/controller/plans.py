@@ -158,6 +158,7 @@ class Plans:
                 "progress_limit_s": recovery.progress_limit_s,
                 "grace_s": recovery.grace_s,
                 "standby": recovery.standby,
+                "standby_until": recovery.standby_until,
             },
             "preload": list(job.preload) if recovery.standby else [],
             "injections": [

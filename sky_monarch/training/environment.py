@@ -30,7 +30,7 @@ class RankEnvironment:
     Attributes:
         replica: Replica group, ``0..replicas``.
         rank: Rank inside the group, ``0..world_size``.
-        generation: Counts the group's restarts; 0 outside sky-monarch.
+        generation: Counts the group's restarts from 1; 0 outside sky-monarch, and on standby.
         lighthouse: ``TORCHFT_LIGHTHOUSE``; None for a process that runs alone.
         lighthouse_kind: ``sky-monarch`` (is told of deaths) or ``torchft`` (waits for heartbeats).
         store: ``(host, port)`` of the group's store; None where the group is this process alone.
@@ -58,6 +58,18 @@ class RankEnvironment:
         TorchFT looks for it.
         """
         return f"rep_{self.replica}.g{self.generation}_{self.replica}"
+
+    def check_identity(self) -> None:
+        """Refuse to train as nobody: a standby has no generation, and so has what it starts.
+
+        Raises:
+            ConfigError: This process belongs to a standby that was not promoted.
+        """
+        if self.agent is not None and self.generation == 0:
+            raise ConfigError(
+                "this process was started by a standby, and belongs to no generation",
+                hint="start processes inside the session, or set recovery.standby_until: imports",
+            )
 
     @classmethod
     def read(cls, env: Mapping[str, str] = os.environ) -> RankEnvironment:
@@ -87,7 +99,9 @@ class RankEnvironment:
             )
         if rank >= world_size:
             raise ConfigError(f"RANK is {rank}, but WORLD_SIZE is {world_size}: RANK counts from 0")
-        if lighthouse is None and replicas > 1:
+        generation = number("SKY_MONARCH_GENERATION", 0)
+        on_standby = generation == 0 and bool(env.get("SKY_MONARCH_AGENT"))
+        if lighthouse is None and replicas > 1 and not on_standby:
             raise ConfigError(
                 f"NUM_REPLICA_GROUPS is {replicas}, but TORCHFT_LIGHTHOUSE is not set",
                 hint="start the job with `sky-monarch up`, or set it to the address of a lighthouse",
@@ -116,7 +130,7 @@ class RankEnvironment:
             min_replicas=number("SKY_MONARCH_MIN_REPLICAS", 1),
             rank=rank,
             world_size=world_size,
-            generation=number("SKY_MONARCH_GENERATION", 0),
+            generation=generation,
             lighthouse=lighthouse,
             lighthouse_kind=env.get("SKY_MONARCH_LIGHTHOUSE_KIND", "torchft"),
             store=store,

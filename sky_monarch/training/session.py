@@ -24,6 +24,7 @@ import torch._dynamo  # the first optimizer would import it: a second of CPU tha
 from torch import distributed as dist
 
 from sky_monarch.errors import ConfigError, QuorumError
+from sky_monarch.standby import is_held, wait_for_promotion
 from sky_monarch.training.agent_link import AgentLink
 from sky_monarch.training.checkpoint import CheckpointFolder, CheckpointPlan
 from sky_monarch.training.collectives import BUCKET_BYTES, GradientBuckets
@@ -37,6 +38,7 @@ from sky_monarch.training.rounds import Rounds
 from sky_monarch.training.seeding import batch_generator, seed_everything
 from sky_monarch.training.state import TrainingState
 from sky_monarch.training.timeouts import Timeouts
+from sky_monarch.training.warmup import warm_up
 
 __all__ = ["Session", "seed_everything"]
 
@@ -338,6 +340,9 @@ class Session:
     def __enter__(self) -> Session:
         """Connect to lighthouse, group and agent. The first quorum is asked for by :attr:`running`.
 
+        A standby that runs the script ahead (``recovery.standby_until: session``) waits here until it is
+        needed: everything above this line has then been done in advance.
+
         Raises:
             ConfigError: The lighthouse or the group's store cannot be reached.
             PeerRefusedError: The agent has a newer generation of this group.
@@ -345,18 +350,24 @@ class Session:
         if self._manager is not None:
             raise ConfigError("a session is entered once")
         quiet_torchft()
-        # torch's modules live as long as the process. Unfrozen, Python searches them for garbage again and
-        # again at exit: 1.2 s of CPU against 0.2 s (measured), which a group that fails spends before it
-        # can be replaced.
-        gc.freeze()
-        env = self._env
-        seed_everything((self._seed + 1) * 1_000_003 + env.replica * 4_099 + env.rank)
         with contextlib.ExitStack() as undo:
             self._gloo = ResilientGloo(
                 address=LOCAL_ADDRESS,
                 timeout=timedelta(seconds=self._timeouts.collective_s),
                 connect_timeout=timedelta(seconds=self._timeouts.rendezvous_s),
             )
+            if is_held():
+                warm_up(LOCAL_ADDRESS)
+            # torch's modules live as long as the process. Unfrozen, Python searches them for garbage again
+            # and again at exit: 1.2 s of CPU against 0.2 s (measured), which a group that fails spends
+            # before it can be replaced.
+            gc.freeze()
+            # A hot standby waits here. Who it is, and what only its generation knows, it learns now.
+            if wait_for_promotion():
+                self._env = RankEnvironment.read()
+            env = self._env
+            env.check_identity()
+            seed_everything((self._seed + 1) * 1_000_003 + env.replica * 4_099 + env.rank)
             self._inner, store = join_group(env, self._timeouts)
             self._store = store  # ours to keep alive, where this rank serves it
             self._manager = make_manager(env, self._timeouts, self._gloo, store, undo)

@@ -15,6 +15,7 @@ import pytest
 from tests.support.runs import ROOT
 
 RECOVERY = "tests/integration/test_recovery.py"
+STANDBY = "tests/integration/test_standby.py"
 LIFECYCLE = "tests/integration/test_lifecycle.py"
 KILLED = f"{RECOVERY}::test_a_killed_rank_is_replaced_and_the_others_keep_their_processes"
 
@@ -45,6 +46,16 @@ MUTANTS = [
         "accept_early_exit",
         "tests/integration/test_exits.py::test_exit_0_before_the_end_is_a_failure_of_that_replica[1:0:exit=0]",
         "not within",
+    ),
+    (
+        "promote_nobody",
+        f"{STANDBY}::test_a_standby_that_ran_ahead_becomes_the_rank_and_was_nobody_before",
+        "not within",
+    ),
+    (
+        "run_ahead_again",
+        f"{STANDBY}::test_a_script_that_takes_its_process_down_ahead_is_not_run_ahead_again",
+        "assert",
     ),
     (
         "kill_first",

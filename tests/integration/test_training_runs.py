@@ -81,13 +81,15 @@ def all_report(status: dict[str, Any]) -> bool:
     return all(group["loss"] and group["metrics"].get("lr") for group in status["groups"])
 
 
-def survive_a_kill(workbench: Workbench, *, replicas: int, standby: int, **fields: Any) -> dict[str, Any]:
+def survive_a_kill(
+    workbench: Workbench, *, replicas: int, standby: int, until: str = "imports", **fields: Any
+) -> dict[str, Any]:
     """Kill replica 1 of a run in mid-training, let it end, and check everything that is promised."""
     name = start(
         workbench,
         replicas=replicas,
         preload=["sky_monarch.training.session"],
-        recovery={"standby": standby},
+        recovery={"standby": standby, "standby_until": until},
         **fields,
     )
     if standby:
@@ -121,6 +123,16 @@ def test_a_killed_group_comes_back_from_its_standby_and_all_end_bit_equal(workbe
     recovery = survive_a_kill(workbench, replicas=3, standby=1, lighthouse=TOLD)
     assert recovery["evict_s"] is not None
     assert recovery["first_commit_s"] < STUCK_S / 5, "nobody waited for a timeout"
+
+
+def test_the_same_holds_where_the_standby_has_run_ahead_up_to_its_session(workbench: Workbench) -> None:
+    recovery = survive_a_kill(workbench, replicas=2, standby=1, until="session", lighthouse=TOLD)
+    assert recovery["first_commit_s"] < STUCK_S / 5, "nobody waited for a timeout"
+    ready = wait_for_event(workbench, "train", "standby_ready", replica=1)
+    spawned = wait_for_event(workbench, "train", "rank_spawned", replica=1, generation=2)
+    assert spawned["pid"] == ready["pid"]
+    said = [path.read_text() for path in workbench.run_folder("train").glob("logs/r1-0/standby-*.log")]
+    assert not any("cannot" in text or "could not" in text for text in said), said
 
 
 def test_the_same_holds_under_torchfts_own_lighthouse(workbench: Workbench) -> None:

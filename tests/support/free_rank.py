@@ -26,6 +26,7 @@ from typing import Any
 from sky_monarch.actors.agent_client import AgentClient
 from sky_monarch.actors.lighthouse_client import LighthouseClient
 from sky_monarch.errors import ChannelClosedError, ChannelError
+from sky_monarch.standby import wait_for_promotion
 
 
 def main() -> int:
@@ -34,8 +35,13 @@ def main() -> int:
     parser.add_argument("--step-s", type=float, default=0.05)
     parser.add_argument("--do", action="append", default=[])
     parser.add_argument("--quorum-timeout-s", type=float, default=20.0)
+    parser.add_argument("--ahead", default="", help="a deed while it runs ahead of its promotion, as of --do")
     options = parser.parse_args()
 
+    if os.environ["SKY_MONARCH_GENERATION"] == "0":
+        print(f"pid {os.getpid()} runs ahead")
+        act(options.ahead)
+    wait_for_promotion()
     replica, rank = int(os.environ["REPLICA_GROUP_ID"]), int(os.environ["RANK"])
     generation = int(os.environ["SKY_MONARCH_GENERATION"])
     own = f"{replica}/{rank}" if rank else str(replica)

@@ -133,6 +133,34 @@ def test_preload_takes_importable_names_only(value, suggestion):
     assert (problem.path, problem.suggestion) == ("preload", suggestion)
 
 
+def test_a_standby_goes_as_far_as_its_imports_or_its_session():
+    assert load_job(VALID).recovery.standby_until == "imports", "running a script twice at once is asked for"
+    assert load_job(VALID + "recovery: {standby_until: session}\n").recovery.standby_until == "session"
+    problem = only_problem(VALID + "recovery: {standby_until: hot}\n")
+    assert problem.path == "recovery.standby_until"
+    assert problem.suggestion == "session"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("recovery: {standby: 0, standby_until: session}\n", "while recovery.standby is 0"),
+        ("run: cd x && python y.py\nrecovery: {standby_until: session}\n", "one python command"),
+        (
+            "resources: {accelerators: MI300X:1}\nrecovery: {standby_until: session}\n",
+            "second copy of the model",
+        ),
+    ],
+)
+def test_a_hot_standby_that_is_useless_or_dear_gives_a_warning_and_a_job(text, words):
+    valid = VALID if "run:" not in text else VALID.replace(f"run: {load_job(VALID).run}\n", "")
+    checked = check_job(valid + text)
+    assert checked.job is not None
+    (problem,) = (problem for problem in checked.problems if problem.path == "recovery.standby_until")
+    assert problem.severity == "warning"
+    assert words in problem.message
+
+
 def test_preload_that_no_standby_can_use_gives_a_warning_and_a_job():
     for text in ("recovery: {standby: 0}\n", "run: cd x && python y.py\n"):
         base = VALID.replace("run: python train.py\n", "") if text.startswith("run") else VALID

@@ -24,8 +24,9 @@ ALLOWED = {
     "agent": {"_core", "keeper"},
     "keeper": set(),
     "lighthouse": {"_core"},
-    "training": {"actors", "config", "gpus"},
-    "worker": {"training", "actors", "config"},
+    "standby": set(),
+    "training": {"actors", "config", "gpus", "standby"},
+    "worker": {"training", "actors", "config", "standby"},
     "__init__": {"sdk", "config"},
     "__main__": {"cli"},
 }

@@ -102,6 +102,11 @@ def test_limits_keep_their_meaning_on_the_wire() -> None:
     assert limits(startup_limit_s=9, progress_limit_s=60) == (9, 60)
 
 
+def test_how_far_a_standby_goes_is_told_to_the_agent() -> None:
+    assert group()["recovery"]["standby_until"] == "imports"
+    assert group(recovery={"standby_until": "session"})["recovery"]["standby_until"] == "session"
+
+
 def test_nothing_is_preloaded_without_a_standby() -> None:
     assert group(recovery={"standby": 0}, preload=["torch"])["preload"] == []
 

@@ -24,14 +24,16 @@ def environment(**extra: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(REPO), **extra}
 
 
-def run_directly(command: Sequence[str], cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+def run_directly(
+    command: Sequence[str], cwd: Path, *, limit_s: float = LIMIT_S, **env: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *command],
         cwd=cwd,
         env=environment(**env),
         capture_output=True,
         text=True,
-        timeout=LIMIT_S,
+        timeout=limit_s,
         check=False,
     )
 

@@ -89,6 +89,7 @@ mod tests {
             progress_limit_s: ProgressLimit::Off,
             grace_s: 1.0,
             standby: 0,
+            standby_until: crate::protocol::StandbyUntil::Imports,
         })
     }
 

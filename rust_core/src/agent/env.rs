@@ -132,7 +132,7 @@ pub fn python_command(command: &RankCommand) -> Option<&[String]> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::{ProgressLimit, Recovery};
+    use crate::protocol::{ProgressLimit, Recovery, StandbyUntil};
 
     fn run() -> RunEnv {
         let token = serde_json::from_str("\"s3cret\"").expect("a token is a string");
@@ -161,6 +161,7 @@ mod tests {
                 progress_limit_s: ProgressLimit::Off,
                 grace_s: 1.0,
                 standby: 0,
+                standby_until: StandbyUntil::Imports,
             },
             preload: Vec::new(),
             injections: Vec::new(),

@@ -119,6 +119,7 @@ mod tests {
             progress_limit_s,
             grace_s: 1.0,
             standby: 0,
+            standby_until: crate::protocol::StandbyUntil::Imports,
         }
     }
 

@@ -1,6 +1,9 @@
-//! Warm standbys: one process a slot, already past its imports, waiting to become a rank.
+//! Standbys: one process a slot, waiting to become a rank; warm when it is past its imports, hot when its script has run
+//! up to its session.
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
@@ -12,8 +15,9 @@ use super::capture::{self, Capture};
 use super::context::Shared;
 use super::env::{self, Place};
 use super::group::rank::Tracked;
+use super::mutant;
 use super::pidfd::Process;
-use crate::protocol::{Event, GroupPlan};
+use crate::protocol::{Event, GroupPlan, StandbyUntil};
 use crate::{Error, Result};
 
 /// A standby yields to ranks while it imports, but not by much. Where processors are idle, more changes nothing; where
@@ -27,21 +31,45 @@ const SESSION_NICE_PAUSE: Duration = Duration::from_millis(50);
 const FIRST_RETRY_S: f64 = 1.0;
 /// Standbys of a slot that may die in a row before no more are made.
 const MAX_DEATHS: u32 = 5;
+/// Longest run of a script ahead of its promotion. One that never enters a session is not left to train in secret.
+const AHEAD_LIMIT: Duration = Duration::from_secs(600);
 /// The promotion fits into the socket's buffer; a standby that is stuck does not read it.
 const PROMOTION_LIMIT: Duration = Duration::from_secs(1);
+
+/// How far a standby has come.
+#[derive(Clone, Debug, Default)]
+struct Stage(Arc<AtomicU8>);
+
+impl Stage {
+    /// It waits for its promotion.
+    const READY: u8 = 1;
+    /// Its script ended ahead of a session: it began again, and stops at its imports.
+    const EARLY: u8 = 2;
+
+    fn reach(&self, stage: u8) {
+        self.0.fetch_or(stage, Ordering::Relaxed);
+    }
+
+    fn has(&self, stage: u8) -> bool {
+        self.0.load(Ordering::Relaxed) & stage != 0
+    }
+}
 
 /// A process that waits to become a rank.
 #[derive(Debug)]
 struct Standby {
     tracked: Tracked,
     promotion: Promotion,
+    until: StandbyUntil,
+    started: Instant,
 }
 
 /// Our end of the standby's descriptor 3.
 #[derive(Debug)]
 struct Promotion {
     write: tokio::net::unix::OwnedWriteHalf,
-    ready: tokio::task::JoinHandle<()>,
+    stage: Stage,
+    ears: tokio::task::JoinHandle<()>,
 }
 
 /// The standby of one slot, and when the next one is made.
@@ -50,6 +78,8 @@ pub struct Slot {
     standby: Option<Standby>,
     due: Option<Instant>,
     deaths: u32,
+    /// Its script cannot be run ahead: standbys of it stop at their imports.
+    tepid: bool,
 }
 
 /// The standbys of one group.
@@ -85,8 +115,13 @@ impl Standbys {
     pub async fn look(&mut self, plan: &GroupPlan) {
         for rank in 0..self.slots.len() {
             let slot = &mut self.slots[rank];
+            if let Some(standby) = &slot.standby {
+                slot.tepid |= standby.promotion.stage.has(Stage::EARLY);
+            }
             if let Some(dead) = slot.standby.take_if(|standby| standby.tracked.process.exit().is_some()) {
                 slot.deaths += 1;
+                // Killed on its way, it proves nothing about its script; but the next one need not try that again.
+                slot.tepid |= dead.is_ahead();
                 let tail = dead.tracked.capture.tail();
                 let last =
                     tail.last().map(|line| env::redact(line, &self.context.run.token)).unwrap_or_default();
@@ -99,11 +134,22 @@ impl Standbys {
                 self.context.outbox.emit(Event::Notice { replica: Some(plan.replica), message });
                 dead.end(&self.context).await;
             }
+            let late = |standby: &mut Standby| standby.is_ahead() && standby.started.elapsed() > AHEAD_LIMIT;
+            if let Some(late) = slot.standby.take_if(late) {
+                (slot.tepid, slot.due) = (true, Some(Instant::now()));
+                let limit_s = AHEAD_LIMIT.as_secs();
+                let message = format!(
+                    "the standby of rank {rank} entered no session within {limit_s} s; the next one stops at its imports"
+                );
+                self.context.outbox.emit(Event::Notice { replica: Some(plan.replica), message });
+                late.end(&self.context).await;
+            }
             let slot = &mut self.slots[rank];
             if slot.due.is_some_and(|due| due <= Instant::now()) {
                 slot.due = None;
                 let rank = u32::try_from(rank).unwrap_or(u32::MAX);
-                match Standby::start(&self.context, plan, rank).await {
+                let until = if slot.tepid && !mutant::is_on("run_ahead_again") { StandbyUntil::Imports } else { plan.recovery.standby_until };
+                match Standby::start(&self.context, plan, rank, until).await {
                     Ok(standby) => slot.standby = Some(standby),
                     Err(error) => {
                         slot.deaths = MAX_DEATHS;
@@ -120,14 +166,17 @@ impl Standbys {
         let slot = self.slots.get_mut(place.rank as usize)?;
         let standby = slot.standby.take()?;
         slot.due = None;
-        let Standby { tracked, mut promotion } = standby;
-        if tracked.process.exit().is_some() {
-            Standby { tracked, promotion }.end(&self.context).await;
+        slot.tepid |= standby.promotion.stage.has(Stage::EARLY);
+        if standby.tracked.process.exit().is_some() {
+            slot.tepid |= standby.is_ahead();
+            standby.end(&self.context).await;
             return None;
         }
+        let Standby { tracked, mut promotion, until, started } = standby;
         let place = Place { spawn_id: &tracked.spawn_id, ..place.clone() };
         let env = env::rank_env(&self.context.run, plan, &place);
         let line = format!("{}\n", serde_json::json!({ "env": env }));
+        let line = if mutant::is_on("promote_nobody") { String::new() } else { line };
         if self.context.can_renice {
             renice(tracked.process.pid, self.context.job_nice);
         }
@@ -136,10 +185,10 @@ impl Standbys {
         let written = timeout(PROMOTION_LIMIT, promotion.write.write_all(line.as_bytes())).await;
         if matches!(written, Ok(Ok(()))) {
             slot.deaths = 0;
-            promotion.ready.abort();
+            promotion.ears.abort();
             return Some(tracked);
         }
-        Standby { tracked, promotion }.end(&self.context).await;
+        Standby { tracked, promotion, until, started }.end(&self.context).await;
         None
     }
 
@@ -155,7 +204,13 @@ impl Standbys {
 }
 
 impl Standby {
-    async fn start(context: &Shared, plan: &GroupPlan, rank: u32) -> Result<Self> {
+    /// Its script runs ahead of the promotion, and has not come to its session yet.
+    fn is_ahead(&self) -> bool {
+        let stage = &self.promotion.stage;
+        self.until == StandbyUntil::Session && !stage.has(Stage::READY) && !stage.has(Stage::EARLY)
+    }
+
+    async fn start(context: &Shared, plan: &GroupPlan, rank: u32, until: StandbyUntil) -> Result<Self> {
         let Some(command) = env::python_command(&plan.command) else {
             return Err(Error::new(
                 crate::ErrorKind::InvalidInput,
@@ -169,8 +224,10 @@ impl Standby {
         let place = Place { rank, generation: 0, master_port: 0, spawn_id: &spawn_id };
         let env = env::rank_env(&context.run, plan, &place);
         let preload = format!("--preload={}", plan.preload.join(","));
-        let worker = [&command[0], "-m", "sky_monarch.worker", "--standby", &preload, "--"];
-        let argv = worker.into_iter().map(str::to_owned).chain(command.iter().cloned()).collect();
+        let ahead: &[&str] = if until == StandbyUntil::Session { &["--until=session"] } else { &[] };
+        let worker = [command[0].as_str(), "-m", "sky_monarch.worker", "--standby", &preload];
+        let worker = worker.iter().chain(ahead).chain(&["--"]).map(|word| (*word).to_owned());
+        let argv = worker.chain(command.iter().cloned()).collect();
         let nice = if context.can_renice { NICE } else { 0 };
         let target = context.logs.target(plan, rank, 0);
         let capture = Capture::start(read, target, context.outbox.clone(), Some(plan.replica))?;
@@ -181,19 +238,36 @@ impl Standby {
         context.own(plan.replica, &spawn_id, &process);
         let (mut read, write) = ours.into_split();
         let (outbox, replica) = (context.outbox.clone(), plan.replica);
-        let ready = tokio::spawn(async move {
-            // The standby says `ready` once its imports are done. It can be promoted before, only not as fast.
+        let stage = Stage::default();
+        let reached = stage.clone();
+        let ears = tokio::spawn(async move {
+            // The standby says `ready` once it waits. It can be promoted before, only not as fast.
             let mut line = [0; 6];
-            if read.read_exact(&mut line).await.is_ok() && &line == b"ready\n" {
-                outbox.emit(Event::StandbyReady { replica, rank, pid });
+            while read.read_exact(&mut line).await.is_ok() {
+                match &line {
+                    b"ready\n" => {
+                        reached.reach(Stage::READY);
+                        outbox.emit(Event::StandbyReady { replica, rank, pid });
+                    }
+                    b"early\n" => {
+                        reached.reach(Stage::EARLY);
+                        let message = format!(
+                            "the script of rank {rank} cannot be run ahead: it ended before it entered a session; its \
+                             standby stops at the imports"
+                        );
+                        outbox.emit(Event::Notice { replica: Some(replica), message });
+                    }
+                    _ => return,
+                }
             }
         });
         let tracked = Tracked { process, spawn_id, capture };
-        Ok(Self { tracked, promotion: Promotion { write, ready } })
+        let promotion = Promotion { write, stage, ears };
+        Ok(Self { tracked, promotion, until, started: Instant::now() })
     }
 
     async fn end(self, context: &Shared) {
-        self.promotion.ready.abort();
+        self.promotion.ears.abort();
         drop(self.promotion.write);
         self.tracked.end(context, Duration::from_secs(1)).await;
     }

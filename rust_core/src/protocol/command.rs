@@ -127,6 +127,20 @@ pub struct Recovery {
     pub grace_s: f64,
     /// Warm standbys per slot: 0 or 1.
     pub standby: u32,
+    /// How far a standby gets ahead of its promotion.
+    #[serde(default)]
+    pub standby_until: StandbyUntil,
+}
+
+/// How far a standby gets ahead of its promotion.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StandbyUntil {
+    /// Its imports are done; nothing of the job's script has run.
+    #[default]
+    Imports,
+    /// The script has run up to its session.
+    Session,
 }
 
 /// Longest time between two commits. On the wire: `"off"`, `"auto"` or a number of seconds; `null` is `"off"`.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use sky_monarch_core::channel::{Channel, Credentials, Limits, Listener};
 use sky_monarch_core::protocol::{
     Command, Event, Fault, GroupPlan, Injection, Peer, Progress, ProgressLimit, RankCommand, Recovery,
-    Report, Slot, Stamped, Trigger,
+    Report, Slot, Stamped, StandbyUntil, Trigger,
 };
 use sky_monarch_core::wire::Address;
 use tokio::sync::mpsc;
@@ -296,6 +296,7 @@ pub fn shell(replica: u32, script: &str) -> GroupPlan {
             progress_limit_s: ProgressLimit::Off,
             grace_s: 2.0,
             standby: 0,
+            standby_until: StandbyUntil::Imports,
         },
         preload: Vec::new(),
         injections: Vec::new(),
