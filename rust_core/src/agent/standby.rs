@@ -148,7 +148,11 @@ impl Standbys {
             if slot.due.is_some_and(|due| due <= Instant::now()) {
                 slot.due = None;
                 let rank = u32::try_from(rank).unwrap_or(u32::MAX);
-                let until = if slot.tepid && !mutant::is_on("run_ahead_again") { StandbyUntil::Imports } else { plan.recovery.standby_until };
+                let until = if slot.tepid && !mutant::is_on("run_ahead_again") {
+                    StandbyUntil::Imports
+                } else {
+                    plan.recovery.standby_until
+                };
                 match Standby::start(&self.context, plan, rank, until).await {
                     Ok(standby) => slot.standby = Some(standby),
                     Err(error) => {
