@@ -207,7 +207,12 @@ def equality(logs: Logs) -> Equality:
     )
 
 
-def in_step(logs: Logs, *, after_s: float, not_pids: Collection[int]) -> bool:
+def furthest_step(logs: Logs) -> int:
+    """Of any rank; -1 before the first."""
+    return max((event["step"] for events in logs.values() for event in _done(events)), default=-1)
+
+
+def in_step(logs: Logs, *, after_s: float, not_pids: Collection[int], beyond: int = -1) -> bool:
     """Whether all ranks have committed two steps in a row together after ``after_s``.
 
     Two, since a newcomer takes part in the first only to be healed.
@@ -216,6 +221,7 @@ def in_step(logs: Logs, *, after_s: float, not_pids: Collection[int]) -> bool:
         logs: Of all ranks.
         after_s: Older commits do not count.
         not_pids: Nor do commits of these.
+        beyond: Nor do steps up to this one: after a restart from a checkpoint they were done before.
     """
     all_recent = []
     for events in logs.values():
@@ -229,6 +235,7 @@ def in_step(logs: Logs, *, after_s: float, not_pids: Collection[int]) -> bool:
             if event["event"] == "step"
             and event["ok"]
             and event["t"] > after_s
+            and event["step"] > beyond
             and event["pid"] == last["pid"]
         }
         all_recent.append(recent)

@@ -158,9 +158,13 @@ class Trial:
                 say(f"  {len(kills)} of {self._plan.kills} kills: the time is up")
                 break
             self._peer.observe()
+            self._poll()
+            furthest = analysis.furthest_step(self._logs)
             kill = self._kill()
             kills.append(kill)
-            self._wait_in_step(after_s=kill.at_s, not_pids=kill.pids, within_s=_REJOIN_LIMIT_S)
+            # Groups that died together have nobody to heal from, and begin anew: no progress is waited for then.
+            beyond = furthest if kill.groups else -1
+            self._wait_in_step(after_s=kill.at_s, not_pids=kill.pids, beyond=beyond, within_s=_REJOIN_LIMIT_S)
             back_s = time.monotonic() - kill.at_s
             who = ", ".join(f"group {group}" for group in kill.groups) or "the lighthouse"
             say(f"  killed {who}: all in step again after {back_s:.2f} s")
@@ -206,17 +210,19 @@ class Trial:
             entered, _RENDEZVOUS_LIMIT_S, "a survivor enters a rendezvous", every_s=_FAST_POLL_S
         )
 
-    def _wait_in_step(self, *, after_s: float, not_pids: frozenset[int], within_s: float) -> None:
+    def _wait_in_step(
+        self, *, after_s: float, not_pids: frozenset[int], beyond: int = -1, within_s: float
+    ) -> None:
         def probe() -> bool:
             self._poll()
-            return analysis.in_step(self._logs, after_s=after_s, not_pids=not_pids)
+            return analysis.in_step(self._logs, after_s=after_s, not_pids=not_pids, beyond=beyond)
 
         self._wait(probe, within_s, "all groups commit the same steps")
 
     def _finish(self, kills: list[Kill]) -> int | None:
         """Let all log digests of the same steps, and look for the last time."""
         self._poll()
-        furthest = max(event["step"] for events in self._logs.values() for event in analysis.commits(events))
+        furthest = analysis.furthest_step(self._logs)
         stop = self._setting.stop_file
         fresh = stop.with_suffix(".new")
         fresh.write_text(str(furthest + _STEPS_TO_STOP))

@@ -46,6 +46,7 @@ class SkyMonarch:
             # The one thing not at its default: nobody kills eight times a group in ten minutes but a bench.
             "recovery": {"max_restarts": 8 + 2 * setting.kills},
         }
+        self._bench.names.append(_NAME)  # also where `up` is interrupted there may be a run to end
         self._bench.up(self._bench.write(json.dumps(job, indent=1), name=f"{_NAME}.yaml"))
 
     def warm_up(self) -> bool:

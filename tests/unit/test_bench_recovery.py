@@ -152,6 +152,7 @@ def test_all_are_in_step_only_after_two_steps_together() -> None:
     assert not analysis.in_step({(0, 0): old, (1, 0): survivor}, **arguments)
     assert not analysis.in_step({(0, 0): old + new[:1], (1, 0): survivor}, **arguments)
     assert analysis.in_step({(0, 0): old + new, (1, 0): survivor}, **arguments)
+    assert not analysis.in_step({(0, 0): old + new, (1, 0): survivor}, beyond=22, **arguments)
     standby = {"event": "main", "pid": 3, "t": 2.4}
     assert analysis.in_step({(0, 0): [*old, *new, standby], (1, 0): survivor}, **arguments)
     assert not analysis.in_step({(0, 0): [], (1, 0): survivor}, **arguments)
