@@ -40,6 +40,16 @@ MUTANTS = [
         "not within",
     ),
     (
+        "no_store_close",
+        "tests/integration/test_lighthouse_stores.py::test_the_death_of_the_primary_in_a_rendezvous_stalls_nobody",
+        "they stalled for",
+    ),
+    (
+        "blame_pauses",
+        "tests/integration/test_lighthouse_silence.py::test_a_lighthouse_that_was_stopped_drops_nobody[10.0]",
+        "'silent': 0",
+    ),
+    (
         "kill_first",
         f"{LIFECYCLE}::test_fifty_restarts_end_with_term_before_kill_and_leave_no_zombie",
         "TERM comes first",
@@ -77,7 +87,12 @@ def run_test(test: str, folder: Path, core: Path, mutant: str) -> subprocess.Com
     assert head in agent
     defect = f"{head}import os\nos.environ['SKY_MONARCH_MUTANT'] = {mutant!r}\n"
     (package / "agent.py").write_text(agent.replace(head, defect, 1))
-    env = {**os.environ, "PYTHONPATH": str(folder), "SKY_MONARCH_TEST_PATIENCE": "0.25"}
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(folder),
+        "SKY_MONARCH_MUTANT": mutant,  # for lighthouses that a test starts by itself
+        "SKY_MONARCH_TEST_PATIENCE": "0.25",
+    }
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", test]
     return subprocess.run(
         command, cwd=ROOT, env=env, text=True, capture_output=True, timeout=110, check=False
