@@ -128,7 +128,12 @@ async fn agent(
     let context = Arc::new(Context {
         lighthouses: Lighthouses::new(credentials.clone(), sessions.clone()),
         door: Door::new(token.clone(), sessions.clone()),
-        run: RunEnv { run_id: config.run_id.clone(), token, agent: address.to_string() },
+        run: RunEnv {
+            run_id: config.run_id.clone(),
+            token,
+            agent: address.to_string(),
+            address: config.address,
+        },
         run_dir: config.run_dir.clone(),
         limits: config.limits.clone(),
         incarnation,

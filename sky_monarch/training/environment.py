@@ -8,7 +8,10 @@ from dataclasses import dataclass
 
 from sky_monarch.errors import ConfigError
 
-__all__ = ["AgentAddress", "RankEnvironment"]
+__all__ = ["LOCAL_ADDRESS", "AgentAddress", "RankEnvironment"]
+
+# Numeric, so that no host name has to resolve.
+LOCAL_ADDRESS = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +38,7 @@ class RankEnvironment:
         lighthouse_kind: ``sky-monarch`` (is told of deaths) or ``torchft`` (waits for heartbeats).
         store: ``(host, port)`` of the group's store; None where the group is this process alone.
         agent: None outside sky-monarch.
+        address: Numeric address where other groups reach this process.
         checkpoint: JSON of the job's ``checkpoint``; None without.
     """
 
@@ -48,6 +52,7 @@ class RankEnvironment:
     lighthouse_kind: str = "torchft"
     store: tuple[str, int] | None = None
     agent: AgentAddress | None = None
+    address: str = LOCAL_ADDRESS
     checkpoint: str | None = None
 
     @property
@@ -135,5 +140,6 @@ class RankEnvironment:
             lighthouse_kind=env.get("SKY_MONARCH_LIGHTHOUSE_KIND", "torchft"),
             store=store,
             agent=agent,
+            address=env.get("SKY_MONARCH_ADDRESS") or LOCAL_ADDRESS,
             checkpoint=env.get("SKY_MONARCH_CHECKPOINT") or None,
         )

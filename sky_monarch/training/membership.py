@@ -8,16 +8,13 @@ from datetime import timedelta
 from torch import distributed as dist
 
 from sky_monarch.errors import ConfigError
-from sky_monarch.training.environment import RankEnvironment
+from sky_monarch.training.environment import LOCAL_ADDRESS, RankEnvironment
 from sky_monarch.training.manager import SessionManager
 from sky_monarch.training.process_group import ResilientGloo
 from sky_monarch.training.timeouts import Timeouts
 from sky_monarch.training.transport import PrivateHTTPTransport
 
-__all__ = ["LOCAL_ADDRESS", "join_group", "make_manager"]
-
-# Numeric, so that no host name has to resolve.
-LOCAL_ADDRESS = "127.0.0.1"
+__all__ = ["join_group", "make_manager"]
 
 
 def join_group(
@@ -31,8 +28,8 @@ def join_group(
     """
     if env.store is None:
         # Of a group of one: nobody else needs it to outlive the rank, and so no helper has to start.
-        store = dist.TCPStore(LOCAL_ADDRESS, 0, is_master=True, wait_for_workers=False)
-        return None, (LOCAL_ADDRESS, store.port, store)
+        store = dist.TCPStore(env.address, 0, is_master=True, wait_for_workers=False)
+        return None, (env.address, store.port, store)
     if not dist.is_initialized():
         dist.init_process_group(
             "gloo",
@@ -75,7 +72,7 @@ def make_manager(
     # Outside sky-monarch there is no secret; the lighthouse's address at least tells two runs apart.
     token = env.agent.token if env.agent is not None else lighthouse
     transport = PrivateHTTPTransport(
-        token=token, address=LOCAL_ADDRESS, timeout=timedelta(seconds=timeouts.transfer_s)
+        token=token, address=env.address, timeout=timedelta(seconds=timeouts.transfer_s)
     )
     undo.callback(transport.shutdown, wait=False)
     try:
@@ -93,7 +90,7 @@ def make_manager(
             store_port=store[1],
             lighthouse_addr=lighthouse,
             replica_id=env.replica_id,
-            hostname=LOCAL_ADDRESS,
+            hostname=env.address,
             checkpoint_transport=transport,
             init_sync=False,
             quorum_retries=timeouts.quorum_retries,

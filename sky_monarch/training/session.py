@@ -32,7 +32,7 @@ from sky_monarch.training.digest import parameters_digest
 from sky_monarch.training.drain import Drain
 from sky_monarch.training.environment import RankEnvironment
 from sky_monarch.training.manager import SessionManager, quiet_torchft
-from sky_monarch.training.membership import LOCAL_ADDRESS, join_group, make_manager
+from sky_monarch.training.membership import join_group, make_manager
 from sky_monarch.training.process_group import ResilientGloo
 from sky_monarch.training.rounds import Rounds
 from sky_monarch.training.seeding import batch_generator, seed_everything
@@ -352,12 +352,12 @@ class Session:
         quiet_torchft()
         with contextlib.ExitStack() as undo:
             self._gloo = ResilientGloo(
-                address=LOCAL_ADDRESS,
+                address=self._env.address,
                 timeout=timedelta(seconds=self._timeouts.collective_s),
                 connect_timeout=timedelta(seconds=self._timeouts.rendezvous_s),
             )
             if is_held():
-                warm_up(LOCAL_ADDRESS)
+                warm_up(self._env.address)
             # torch's modules live as long as the process. Unfrozen, Python searches them for garbage again
             # and again at exit: 1.2 s of CPU against 0.2 s (measured), which a group that fails spends
             # before it can be replaced.

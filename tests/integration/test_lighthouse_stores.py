@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -66,7 +65,7 @@ def quorum(bench: Bench, *replicas: tuple[int, int], step: int = 1) -> dict[str,
     def ask(replica: int, generation: int) -> dict[str, Any]:
         client = LighthouseClient(f"http://r{replica}.g{generation}.{TOKEN}@{bench.address}", 20.0)
         name = f"rep_{replica}:{generation}"
-        return client.quorum(name, step, store_address=OWN, commit_failures=1, timeout_s=30)
+        return dict(client.quorum(name, step, store_address=OWN, commit_failures=1, timeout_s=30))
 
     with ThreadPoolExecutor() as pool:
         answers = list(pool.map(lambda who: ask(*who), replicas))
@@ -87,7 +86,7 @@ def with_store(bench: Bench, *replicas: tuple[int, int]) -> str:
         found = address(quorum(bench, *replicas))
         return None if found == OWN else found
 
-    found = eventually(probe, within_s=60, what="a quorum with a store of its own")
+    found = eventually(probe, within_s=160, what="a quorum with a store of its own")
     assert found
     return found
 
@@ -251,7 +250,7 @@ def primary_dies_in_the_rendezvous(bench: Bench) -> float:
     bench.control().evict(3, 1)
     eventually(lambda: not is_alive(pids[0]), within_s=60, what="the primary enters its rendezvous and dies")
     bench.control().evict(0, 1)
-    gaps = []
+    gaps: list[float] = []
     for name in ("r1.g1", "r2.g1"):
         bench.wait_for(name, 5, participants=2)
         times = [one["at"] for one in bench.commits(name)]

@@ -15,6 +15,7 @@ from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 
+
 @pytest.fixture(params=["sky-monarch", "torchft"])
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
     made = Bench(tmp_path, request.param)

@@ -58,6 +58,16 @@ MUTANTS = [
         "assert",
     ),
     (
+        "no_store_close",
+        "tests/integration/test_lighthouse_stores.py::test_the_death_of_the_primary_in_a_rendezvous_stalls_nobody",
+        "they stalled for",
+    ),
+    (
+        "blame_pauses",
+        "tests/integration/test_lighthouse_silence.py::test_a_lighthouse_that_was_stopped_drops_nobody[10.0]",
+        "'silent': 0",
+    ),
+    (
         "kill_first",
         f"{LIFECYCLE}::test_fifty_restarts_end_with_term_before_kill_and_leave_no_zombie",
         "TERM comes first",
@@ -115,7 +125,13 @@ def link_all_but(module: Path, source: Path, target: Path) -> None:
 
 
 def run_with_defect(
-    test: str, folder: Path, core: Path, module: str, old: str, new: str
+    test: str,
+    folder: Path,
+    core: Path,
+    module: str,
+    old: str,
+    new: str,
+    more_env: dict[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run one test with the package as it is, but with that core, and with a replacement in one module."""
     package = folder / "sky_monarch"
@@ -124,7 +140,7 @@ def run_with_defect(
     text = (package / module).read_text()
     assert old in text
     (package / module).write_text(text.replace(old, new, 1))
-    env = {**os.environ, "PYTHONPATH": str(folder), "SKY_MONARCH_TEST_PATIENCE": "0.25"}
+    env = {**os.environ, "PYTHONPATH": str(folder), "SKY_MONARCH_TEST_PATIENCE": "0.25", **(more_env or {})}
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", test]
     return subprocess.run(
         command, cwd=ROOT, env=env, text=True, capture_output=True, timeout=110, check=False
@@ -136,7 +152,8 @@ def run_test(test: str, folder: Path, core: Path, mutant: str) -> subprocess.Com
     # The variable itself cannot be handed down: no exported one of ours reaches the agent.
     head = "from __future__ import annotations\n"
     defect = f"{head}import os\nos.environ['SKY_MONARCH_MUTANT'] = {mutant!r}\n"
-    return run_with_defect(test, folder, core, "agent.py", head, defect)
+    # Lighthouses that a test starts by itself have it, though.
+    return run_with_defect(test, folder, core, "agent.py", head, defect, {"SKY_MONARCH_MUTANT": mutant})
 
 
 Outcomes = dict[str, "Future[subprocess.CompletedProcess[str]]"]

@@ -99,7 +99,9 @@ def scene(workbench: Workbench) -> Iterator[Scene]:
         yield scene
 
 
-def survive(scene: Scene, victim: int, cut: Callable[[], None], mend: Callable[[], None], away_s: float) -> None:
+def survive(
+    scene: Scene, victim: int, cut: Callable[[], None], mend: Callable[[], None], away_s: float
+) -> None:
     """Cut a host off for a while: the others go on soon, it comes back without a restart, all end equal."""
     others = [group for group in range(HOSTS) if group != victim]
     cut_at = time.monotonic()

@@ -52,7 +52,12 @@ class Bench:
             "heartbeat_timeout_s": 60,
         }
         theirs = {"heartbeat_timeout_s": 1.0, "join_timeout_s": 1.0}
-        config = {"run_id": "run", "kind": self.kind, "min_replicas": 2, "listen": self.address}
+        config: dict[str, Any] = {
+            "run_id": "run",
+            "kind": self.kind,
+            "min_replicas": 2,
+            "listen": self.address,
+        }
         config |= ours if self.kind == "sky-monarch" else theirs
         config |= self.config
         (self.folder / "lighthouse.json").write_text(json.dumps(config))
@@ -64,6 +69,7 @@ class Bench:
             return subprocess.Popen(
                 [sys.executable, "-m", module, argument],
                 env=self.env,
+                cwd=self.folder,  # `-m` looks here before PYTHONPATH
                 text=True,
                 stdout=subprocess.PIPE,
                 stderr=log,

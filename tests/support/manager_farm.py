@@ -1,8 +1,8 @@
 """Processes with an unmodified ``torchft.Manager`` each, forked from one process that has imported torch.
 
-``python -m tests.support.manager_farm FOLDER`` reads a JSON object a line,
-``{"replica", "name", "lighthouse", "quorum_timeout_s", "process_group_timeout_s", "die_in_rendezvous"}``, forks a trainer for each and answers with its
-pid. The trainer commits steps until ``FOLDER/stop`` exists; each becomes a JSON line of ``FOLDER/NAME``.
+``python -m tests.support.manager_farm FOLDER`` reads a JSON object a line, ``{"replica", "name",
+"lighthouse", "quorum_timeout_s", "process_group_timeout_s", "die_in_rendezvous"}``, forks a trainer for
+each and answers with its pid. The trainer commits steps until ``FOLDER/stop`` exists; each becomes a JSON line of ``FOLDER/NAME``.
 """
 
 from __future__ import annotations
@@ -43,9 +43,7 @@ def train(folder: Path, order: dict[str, Any]) -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     manager = Manager(
         # gloo lets only the neighbours of the dead know: the others stall this long
-        pg=FragileGroup(
-            timedelta(seconds=order["process_group_timeout_s"]), order["die_in_rendezvous"]
-        ),
+        pg=FragileGroup(timedelta(seconds=order["process_group_timeout_s"]), order["die_in_rendezvous"]),
         load_state_dict=lambda state: weights.copy_(state["weights"]),
         state_dict=lambda: {"weights": weights.clone()},
         min_replica_size=1,

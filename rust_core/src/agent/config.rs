@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
 use serde::Deserialize;
@@ -23,6 +24,9 @@ pub struct Config {
     pub socket: PathBuf,
     /// Address of the controller.
     pub controller: String,
+    /// Where ranks of other hosts reach those of this one; a number, no name.
+    #[serde(default = "default_address")]
+    pub address: IpAddr,
     /// Processes to keep alive beside the ranks; none but on the head.
     #[serde(default)]
     pub services: Vec<Service>,
@@ -91,6 +95,10 @@ impl Default for Limits {
             standby_s: 30.0,
         }
     }
+}
+
+const fn default_address() -> IpAddr {
+    IpAddr::V4(Ipv4Addr::LOCALHOST)
 }
 
 const fn default_linger_s() -> f64 {

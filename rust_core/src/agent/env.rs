@@ -1,6 +1,7 @@
 //! The environment of a rank. Pure: the same plan, place and generation give the same variables.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use super::config::Token;
 use super::tree::{RUN_ID, SPAWN_ID};
@@ -20,6 +21,8 @@ pub struct RunEnv {
     pub token: Token,
     /// Address that sessions dial: `unix:<path>`.
     pub agent: String,
+    /// Where ranks of other hosts reach those of this one.
+    pub address: IpAddr,
 }
 
 /// What is special about one process.
@@ -69,6 +72,7 @@ pub fn rank_env(run: &RunEnv, plan: &GroupPlan, place: &Place<'_>) -> BTreeMap<S
         (RUN_ID, run.run_id.clone()),
         (SPAWN_ID, spawn_id.into()),
         ("SKY_MONARCH_AGENT", run.agent.clone()),
+        ("SKY_MONARCH_ADDRESS", run.address.to_string()),
         ("SKY_MONARCH_TOKEN", run.token.reveal().into()),
         ("SKY_MONARCH_REPLICA", plan.replica.to_string()),
         ("SKY_MONARCH_RANK", rank_text),
@@ -131,12 +135,19 @@ pub fn python_command(command: &RankCommand) -> Option<&[String]> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use super::*;
     use crate::protocol::{ProgressLimit, Recovery, StandbyUntil};
 
     fn run() -> RunEnv {
         let token = serde_json::from_str("\"s3cret\"").expect("a token is a string");
-        RunEnv { run_id: "demo-1".into(), token, agent: "unix:/run/agent.sock".into() }
+        RunEnv {
+            run_id: "demo-1".into(),
+            token,
+            agent: "unix:/run/agent.sock".into(),
+            address: Ipv4Addr::LOCALHOST.into(),
+        }
     }
 
     fn plan() -> GroupPlan {
