@@ -60,7 +60,9 @@ def keep(run: Callable[[], int], end_orphans: Callable[[], None]) -> int:
         short_lives = 0 if time.monotonic() - started > _LONG_LIFE_S else short_lives + 1
         end_orphans()
         if short_lives >= _MOST_SHORT_LIVES:
-            _say(f"agent {pid} died ({_cause(status)}), the {short_lives}th time in a row: no more are started")
+            _say(
+                f"agent {pid} died ({_cause(status)}), the {short_lives}th time in a row: no more are started"
+            )
             return code
         pause_s = min(_BACKOFF_MAX_S, _BACKOFF_S * 2 ** max(0, short_lives - 1))
         _say(f"agent {pid} died ({_cause(status)}); another one starts in {pause_s} s")

@@ -16,6 +16,7 @@ from tests.support.runs import ROOT
 
 RECOVERY = "tests/integration/test_recovery.py"
 STANDBY = "tests/integration/test_standby.py"
+CONTROLLER = "tests/integration/test_controller_process.py"
 LIFECYCLE = "tests/integration/test_lifecycle.py"
 KILLED = f"{RECOVERY}::test_a_killed_rank_is_replaced_and_the_others_keep_their_processes"
 
@@ -87,8 +88,7 @@ PYTHON_MUTANTS = [
         "controller/controller.py",
         "        self._replay()\n",
         "",
-        "tests/integration/test_controller_process.py::"
-        "test_a_killed_controller_comes_back_and_adopts_the_live_groups",
+        f"{CONTROLLER}::test_a_killed_controller_comes_back_and_adopts_the_live_groups",
         "assert",
     ),
 ]
