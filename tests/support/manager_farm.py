@@ -2,7 +2,8 @@
 
 ``python -m tests.support.manager_farm FOLDER`` reads a JSON object a line, ``{"replica", "name",
 "lighthouse", "quorum_timeout_s", "process_group_timeout_s", "die_in_rendezvous"}``, forks a trainer for
-each and answers with its pid. The trainer commits steps until ``FOLDER/stop`` exists; each becomes a JSON line of ``FOLDER/NAME``.
+each and answers with its pid. The trainer commits steps until ``FOLDER/stop`` exists; each becomes a JSON
+line of ``FOLDER/NAME``.
 """
 
 from __future__ import annotations
