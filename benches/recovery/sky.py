@@ -43,8 +43,9 @@ class SkyMonarch:
             "ranks_per_replica": setting.ranks,
             "run": shlex.join(command),
             "preload": ["sky_monarch.training.session"],
-            # The one thing not at its default: nobody kills eight times a group in ten minutes but a bench.
-            "recovery": {"max_restarts": 8 + 2 * setting.kills},
+            # Not at their defaults: the peer's fork server has built nothing ahead but its imports, so a hot
+            # standby is ours alone; and nobody kills eight times a group in ten minutes but a bench.
+            "recovery": {"standby_until": "session", "max_restarts": 8 + 2 * setting.kills},
         }
         self._bench.names.append(_NAME)  # also where `up` is interrupted there may be a run to end
         self._bench.up(self._bench.write(json.dumps(job, indent=1), name=f"{_NAME}.yaml"))
