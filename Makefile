@@ -27,6 +27,10 @@ test: $(VENV)/.train $(VENV)/.dev ## Run every fast test: Rust, unit, integratio
 	cargo build --quiet --package sky-monarch-py --features mutants
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile
 
+.PHONY: test-net
+test-net: $(VENV)/.train $(VENV)/.dev ## Cut links between hosts in network namespaces (needs root and iproute2).
+	$(BIN)/python -m pytest tests/net
+
 .PHONY: lint
 lint: $(VENV)/.train $(VENV)/.dev ## Check style, types and lints.
 	cargo fmt --all --check

@@ -122,7 +122,7 @@ def test_a_standby_is_promoted_on_its_way(workbench: Workbench) -> None:
     name = start(workbench, "early", ahead="sleep=3")
     eventually(lambda: "runs ahead" in log(workbench, name, "standby-*.log"), within_s=30)
     spawned = kill_and_see_it_back(workbench, name, 1)
-    assert spawned["warm"]
+    assert not spawned["warm"], "it was not ready"
     assert not seen(workbench, name, "standby_ready", pid=spawned["pid"])
     assert log(workbench, name, "standby-*.log").startswith(f"pid {spawned['pid']} runs ahead")
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import shutil
 import signal
 import sys
 import time
@@ -20,17 +19,13 @@ import pytest
 from benches.recovery.analysis import Logs, commits, equality
 from benches.recovery.events import Follower, log_path
 from tests.support.cluster import cluster
-from tests.support.network import Network, network
+from tests.support.network import Network, network, why_not
 from tests.support.runs import Workbench, pid_of
 from tests.support.waiting import eventually
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.timeout(240),
-    pytest.mark.skipif(
-        os.geteuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2 for namespaces"
-    ),
-]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
+if missing := why_not():
+    pytestmark.append(pytest.mark.skip(missing))
 
 HOSTS = 4
 # Silence that evicts, as the lighthouse has it by default.

@@ -165,8 +165,9 @@ impl Standbys {
         }
     }
 
-    /// Turns the standby of `rank` into the rank itself: gives it the final environment. None: start cold.
-    pub async fn promote(&mut self, plan: &GroupPlan, place: &Place<'_>) -> Option<Tracked> {
+    /// Turns the standby of `rank` into the rank itself: gives it the final environment. None: start cold. Also says
+    /// whether it was ready: one that is still on its way goes on, which is no faster than a cold start may be.
+    pub async fn promote(&mut self, plan: &GroupPlan, place: &Place<'_>) -> Option<(Tracked, bool)> {
         let slot = self.slots.get_mut(place.rank as usize)?;
         let standby = slot.standby.take()?;
         slot.due = None;
@@ -190,7 +191,8 @@ impl Standbys {
         if matches!(written, Ok(Ok(()))) {
             slot.deaths = 0;
             promotion.ears.abort();
-            return Some(tracked);
+            let ready = promotion.stage.has(Stage::READY);
+            return Some((tracked, ready));
         }
         Standby { tracked, promotion, until, started }.end(&self.context).await;
         None

@@ -4,6 +4,7 @@
 //! calls under one lock, and each of them ends with a decision of [`quorum_compute`].
 
 mod fencing;
+mod returning;
 mod silence;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -275,6 +276,7 @@ impl Registry {
             answers.push(reply);
         }
         if new_id {
+            self.distrust_returning(&mut participants);
             self.renew(members, &participants, reason);
         }
         if let Some(address) = &self.store_address {

@@ -235,6 +235,36 @@ fn a_silent_member_is_dropped_and_no_ghost_is_listed() {
 }
 
 #[test]
+fn whoever_was_away_heals_even_at_the_step_of_the_others() {
+    let (mut scene, first) = Scene::three();
+    let (alive, all) = ([("r0:a", is(0, 1)), ("r2:a", is(2, 1))], [is(0, 1), is(1, 1), is(2, 1)]);
+    scene.pass(6 * SECOND, &alive);
+    let mut waiting: Vec<Waiting> =
+        all.iter().enumerate().map(|(replica, who)| scene.asks(&format!("r{replica}:a"), *who)).collect();
+    let formed: Vec<Quorum> = waiting.iter_mut().map(quorum).collect();
+    assert!(formed[0].quorum_id > first);
+    let steps = |one: &Quorum| one.participants.iter().map(|member| member.step).collect::<Vec<_>>();
+    assert!(formed.iter().all(|one| steps(one) == [7, 6, 7]), "{formed:?}");
+    // Healed, it is one of them.
+    let mut waiting: Vec<Waiting> =
+        all.iter().enumerate().map(|(replica, who)| scene.asks(&format!("r{replica}:a"), *who)).collect();
+    assert_eq!(steps(&quorum(&mut waiting[0])), [7, 7, 7]);
+}
+
+#[test]
+fn whoever_was_away_and_is_ahead_is_believed() {
+    let (mut scene, _) = Scene::three();
+    scene.pass(6 * SECOND, &[("r0:a", is(0, 1)), ("r2:a", is(2, 1))]);
+    let ahead = QuorumMember { step: 8, ..member("r1:a") };
+    scene.connection += 1;
+    let _one = scene.registry.ask(scene.now, scene.connection, is(1, 1), ahead).expect("let in");
+    let mut zero = scene.asks("r0:a", is(0, 1));
+    let _two = scene.asks("r2:a", is(2, 1));
+    let formed = quorum(&mut zero);
+    assert_eq!(formed.participants.iter().map(|member| member.step).collect::<Vec<_>>(), [7, 8, 7]);
+}
+
+#[test]
 fn whoever_never_heartbeats_lives_as_long_as_its_request_is_open() {
     let (mut scene, _) = Scene::three();
     let mut zero = scene.asks("r0:a", is(0, 1));

@@ -124,7 +124,7 @@ pub enum Event {
         generation: u64,
         /// Its pid.
         pid: u32,
-        /// It was a warm standby a moment ago.
+        /// It was a standby a moment ago, and ready.
         warm: bool,
     },
     /// A rank process ended.

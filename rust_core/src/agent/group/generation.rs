@@ -148,8 +148,8 @@ impl Group {
     async fn spawn(&mut self, generation: u64, rank: u32, master_port: u16) -> Result<(Tracked, bool)> {
         let spawn_id = self.context.spawn_id();
         let place = Place { rank, generation, master_port, spawn_id: &spawn_id };
-        if let Some(tracked) = self.standbys.promote(&self.plan, &place).await {
-            return Ok((tracked, true));
+        if let Some(promoted) = self.standbys.promote(&self.plan, &place).await {
+            return Ok(promoted);
         }
         let env = env::rank_env(&self.context.run, &self.plan, &place);
         let argv = match &self.plan.command {
