@@ -5,16 +5,29 @@ from __future__ import annotations
 import contextlib
 from datetime import timedelta
 
+import torch
 from torch import distributed as dist
 
 from sky_monarch.errors import ConfigError
 from sky_monarch.training.environment import LOCAL_ADDRESS, RankEnvironment
 from sky_monarch.training.manager import SessionManager
 from sky_monarch.training.process_group import ResilientGloo
+from sky_monarch.training.resilient import Resilient
 from sky_monarch.training.timeouts import Timeouts
 from sky_monarch.training.transport import PrivateHTTPTransport
 
-__all__ = ["join_group", "make_manager"]
+__all__ = ["join_group", "make_manager", "make_process_group"]
+
+
+def make_process_group(env: RankEnvironment, timeouts: Timeouts, device: torch.device) -> Resilient:
+    """The group that spans the replica groups, for gradients on ``device``: RCCL on accelerators, else gloo."""
+    timeout = timedelta(seconds=timeouts.collective_s)
+    connect_timeout = timedelta(seconds=timeouts.rendezvous_s)
+    if device.type == "cuda":  # what torch calls AMD's devices too
+        from sky_monarch.training.rccl import ResilientRccl
+
+        return ResilientRccl(timeout=timeout, connect_timeout=connect_timeout)
+    return ResilientGloo(address=env.address, timeout=timeout, connect_timeout=connect_timeout)
 
 
 def join_group(
@@ -44,7 +57,7 @@ def join_group(
 def make_manager(
     env: RankEnvironment,
     timeouts: Timeouts,
-    gloo: ResilientGloo,
+    group: Resilient,
     store: tuple[str, int, object],
     undo: contextlib.ExitStack,
 ) -> SessionManager:
@@ -53,7 +66,7 @@ def make_manager(
     Args:
         env: This rank's place.
         timeouts: Validated.
-        gloo: Spans the replica groups.
+        group: Spans the replica groups.
         store: From :func:`join_group`.
         undo: Gets what must be shut down at the end.
 
@@ -77,7 +90,7 @@ def make_manager(
     undo.callback(transport.shutdown, wait=False)
     try:
         manager = SessionManager(
-            pg=gloo,
+            pg=group,
             load_state_dict=None,
             state_dict=None,
             min_replica_size=env.min_replicas,

@@ -15,7 +15,6 @@ import contextlib
 import gc
 import time
 from collections.abc import Callable, Iterator, Mapping
-from datetime import timedelta
 from types import TracebackType
 from typing import Any
 
@@ -32,8 +31,7 @@ from sky_monarch.training.digest import parameters_digest
 from sky_monarch.training.drain import Drain
 from sky_monarch.training.environment import RankEnvironment
 from sky_monarch.training.manager import SessionManager, quiet_torchft
-from sky_monarch.training.membership import join_group, make_manager
-from sky_monarch.training.process_group import ResilientGloo
+from sky_monarch.training.membership import join_group, make_manager, make_process_group
 from sky_monarch.training.rounds import Rounds
 from sky_monarch.training.seeding import batch_generator, seed_everything
 from sky_monarch.training.state import TrainingState
@@ -289,7 +287,7 @@ class Session:
             # The lighthouse must hear of the new step, so this attempt ends here, also for a member that
             # cannot read it.
             manager.report_error(QuorumError(f"continuing from the checkpoint of step {self.step}"))
-            self._gloo.cut()
+            self._group.cut()
             return False
         word = int(self.digest()[:15], 16)
         extremes = torch.tensor([word, -word], dtype=torch.int64)
@@ -351,11 +349,8 @@ class Session:
             raise ConfigError("a session is entered once")
         quiet_torchft()
         with contextlib.ExitStack() as undo:
-            self._gloo = ResilientGloo(
-                address=self._env.address,
-                timeout=timedelta(seconds=self._timeouts.collective_s),
-                connect_timeout=timedelta(seconds=self._timeouts.rendezvous_s),
-            )
+            device = next((one.device for one in self._model.parameters()), torch.device("cpu"))
+            self._group = make_process_group(self._env, self._timeouts, device)
             if is_held():
                 warm_up(self._env.address)
             # torch's modules live as long as the process. Unfrozen, Python searches them for garbage again
@@ -370,13 +365,13 @@ class Session:
             seed_everything((self._seed + 1) * 1_000_003 + env.replica * 4_099 + env.rank)
             self._inner, store = join_group(env, self._timeouts)
             self._store = store  # ours to keep alive, where this rank serves it
-            self._manager = make_manager(env, self._timeouts, self._gloo, store, undo)
+            self._manager = make_manager(env, self._timeouts, self._group, store, undo)
             self._rounds = Rounds(self._manager, self._timeouts, self._drain)
             self._state.hand_to(self._manager)
             self._link = AgentLink(
                 env,
                 target_step=self._target_step,
-                on_dead=self._gloo.declare_dead,
+                on_dead=self._group.declare_dead,
                 wait_limits_s=self._timeouts.waits_s,
             )
             undo.callback(self._link.close)
@@ -394,7 +389,7 @@ class Session:
             if kind is None and self._target_step is not None and self.finished:
                 self._stay_as_donor(self._entered())
             if kind is not None:
-                self._gloo.cut()  # the others need not wait for the end of this process
+                self._group.cut()  # the others need not wait for the end of this process
         finally:
             self._resources.close()
 

@@ -112,7 +112,7 @@ def rank(log: str, options: dict[str, Any]) -> None:
 def _die_in_collective(session: Any, step: int) -> None:
     """SIGKILL this process right after it has begun its second bucket of ``step``."""
     begun = [0]
-    allreduce = session._gloo.allreduce
+    allreduce = session._group.allreduce
 
     def dying(tensors: Any, options: Any) -> Any:
         work = allreduce(tensors, options)
@@ -121,7 +121,7 @@ def _die_in_collective(session: Any, step: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return work
 
-    session._gloo.allreduce = dying
+    session._group.allreduce = dying
 
 
 def mesh_member(log: str, folder: str, number: int, cascade: bool) -> None:
