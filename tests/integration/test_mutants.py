@@ -78,6 +78,11 @@ MUTANTS = [
         f"{LIFECYCLE}::test_the_head_agent_brings_its_services_back[controller_pid]",
         "has not answered",
     ),
+    (
+        "blame_own_pause",
+        f"{RECOVERY}::test_a_supervisor_that_was_paused_blames_nobody_when_it_comes_back[agent]",
+        "nobody was restarted",
+    ),
     ("keep_orphans", ORPHANS, "not within"),
 ]
 

@@ -117,6 +117,31 @@ def test_a_rank_that_hangs_while_it_says_that_it_waits_is_not_excused_for_ever(w
     assert [recovery["cause"] for recovery in after["recoveries"]] == ["no commit within 1 s"]
 
 
+@pytest.mark.parametrize("who", ["agent", "controller"])
+def test_a_supervisor_that_was_paused_blames_nobody_when_it_comes_back(
+    workbench: Workbench, who: str
+) -> None:
+    """Longer than any silence that evicts, and than the limit for a step: nobody was heard, but all trained."""
+    job = workbench.job(
+        "paused", run=f"{FREE_RANK} --steps 160", recovery={"progress_limit_s": 2, "startup_limit_s": 20}
+    )
+    name = workbench.up(job)
+    before = workbench.wait_for_step(name, 20)
+    pid = before[f"{who}_pid"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        time.sleep(4)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    after = workbench.wait_for_end(name)
+    assert after["state"] == "SUCCEEDED", after["reason"]
+    assert [generation_of(after, replica) for replica in range(3)] == [1, 1, 1], (
+        "nobody was restarted",
+        after["recoveries"],
+    )
+    assert after[f"{who}_pid"] == pid
+
+
 def test_a_crash_loop_stops_at_its_budget_and_names_the_cause(workbench: Workbench) -> None:
     job = workbench.job(
         "loop",

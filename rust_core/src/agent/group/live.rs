@@ -17,7 +17,7 @@ use crate::protocol::{
 
 const LOOK: Duration = Duration::from_millis(200);
 /// A look this late says that the agent itself was not running: silence then proves nothing.
-const AWAY: Duration = Duration::from_secs(5);
+const AWAY: Duration = Duration::from_secs(1);
 /// Without a session, a rank counts as up this long after its start.
 const UP: Duration = Duration::from_secs(2);
 
@@ -169,7 +169,7 @@ impl Group {
     async fn look(&mut self, live: &mut Generation) -> Option<Cause> {
         let now_s = self.now_s();
         mutant::panic_if("panic_in_group", self.plan.replica == 0 && live.started.elapsed() > LOOK);
-        if live.last_look.elapsed() > AWAY {
+        if live.last_look.elapsed() > AWAY && !mutant::is_on("blame_own_pause") {
             live.ranks.iter_mut().for_each(|rank| rank.watchdog.refresh(now_s));
         }
         live.last_look = Instant::now();
