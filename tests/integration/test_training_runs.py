@@ -20,6 +20,8 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
 # Torch is imported by several processes at once, on machines that do other things too.
 START_S = 120
+# So many quarters of a second outlast every wait for a replacement.
+RAW_STEPS = 4 * (START_S + 60)
 # One collective may take so long: whoever is not cut loose waits for it, far past every wait below.
 STUCK_S = 100
 TOLD = {"kind": "sky-monarch", "process_group_timeout_s": STUCK_S}
@@ -206,22 +208,25 @@ def test_rehearsed_faults_of_the_session_name_their_cause_on_the_first_screen(wo
 
 
 def test_a_plain_torchft_script_survives_a_kill(workbench: Workbench) -> None:
-    job = workbench.job(
-        "raw",
-        run=f"{sys.executable} {ROOT}/examples/raw_torchft.py --steps 200 --step-s 0.1",
-        replicas=2,
-    )
-    name = workbench.up(job)
-    steps = re.compile(r"step (\d+) loss")
+    script = [f"{ROOT}/examples/raw_torchft.py", "--steps", str(RAW_STEPS), "--step-s", "0.01"]
+    words = [sys.executable, "-m", "tests.support.staged_torchft", str(gate(workbench)), *script]
+    name = workbench.up(workbench.job("raw", run=shlex.join(words), replicas=2))
+    together = re.compile(r"step (\d+) loss \S+ replicas 2$", re.MULTILINE)
 
-    def seen(replica: int) -> list[int]:
-        return [
-            int(step) for step in steps.findall(workbench.cli("logs", name, "--replica", str(replica)).stdout)
-        ]
+    def seen(replica: int, lines: re.Pattern[str] = together) -> list[int]:
+        """Steps that this replica says it took together with the other."""
+        log = workbench.cli("logs", name, "--replica", str(replica)).stdout
+        return [int(step) for step in lines.findall(log)]
 
     eventually(lambda: seen(0) and seen(1), within_s=START_S, every_s=0.5)
     before = workbench.status(name)
     os.kill(pid_of(before, 1), signal.SIGKILL)
+    eventually(lambda: len(workbench.pids_spawned(name)[1]) == 2, within_s=START_S)
+    # Only the replacement can say this: the dead one never came so far. It must before replica 0 ends, for
+    # alone it would train from scratch, and come to the same weights.
+    alone = max(seen(0, re.compile(r"step (\d+) loss")))
+    eventually(lambda: any(step > alone + 10 for step in seen(1)), within_s=START_S, every_s=0.5)
+    gate(workbench).touch()
     after = workbench.wait_for_end(name, within_s=START_S)
     assert after["state"] == "SUCCEEDED", after["reason"]
     assert workbench.pids_spawned(name)[0] == [pid_of(before, 0)]
@@ -229,6 +234,7 @@ def test_a_plain_torchft_script_survives_a_kill(workbench: Workbench) -> None:
     logs = workbench.cli("logs", name).stdout
     ends = dict(re.findall(r"replica (\d) finished, weights (\[.*\])", logs))
     assert sorted(ends) == ["0", "1"]
+    # Replicas share their gradients: a difference at the heal would never grow smaller.
     assert len(set(ends.values())) == 1, "it healed"
 
 
