@@ -16,7 +16,7 @@ import torch
 from torch import distributed as dist
 from torchft.process_group import ProcessGroupGloo
 
-from sky_monarch.training.resilient import Resilient
+from sky_monarch.training.resilient import Mesh, Resilient
 
 __all__ = ["MeshSockets", "ResilientGloo"]
 
@@ -143,6 +143,14 @@ class ResilientGloo(Resilient, ProcessGroupGloo):  # type: ignore[misc]  # torch
             rendezvous_limit=connect_timeout * (GLOO_CONNECT_TRIES + 1),
         )
         self._address = address
+
+    def _leave(self, mesh: Mesh | None) -> None:
+        if mesh is not None:
+            mesh.cut()
+        # gloo's destructor waits 10 ms for its loop (measured). Nobody has to wait for that but Python's exit.
+        left, self._pg = [self._pg], None
+        if left[0] is not None:
+            threading.Thread(target=left.clear, name="gloo-destructor").start()
 
     def _connect(
         self, store: dist.Store, rank: int, world_size: int, quorum_id: int

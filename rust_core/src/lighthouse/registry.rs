@@ -8,6 +8,7 @@ mod returning;
 mod silence;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use fencing::retired;
@@ -44,7 +45,7 @@ pub struct Gone {
 }
 
 /// What a waiting replica gets.
-pub type Answer = Result<Quorum, Refusal>;
+pub type Answer = Result<Arc<Quorum>, Refusal>;
 
 /// One connection, numbered in the order of arrival.
 pub type ConnectionId = u64;
@@ -175,7 +176,9 @@ impl Registry {
             self.refuse(earlier, Refusal::Repeated);
         }
         self.counters.asks += 1;
-        self.decide(now);
+        if !self.is_short_of_members() {
+            self.decide(now);
+        }
         Ok((ticket, answer))
     }
 
@@ -236,6 +239,12 @@ impl Registry {
         let _ = waiter.reply.send(Err(refusal));
     }
 
+    /// Whether more members of the last quorum are present than have asked: then no ask changes anything, and the whole
+    /// decision, which looks at each of them, waits for the last ask, a departure or a timer.
+    fn is_short_of_members(&self) -> bool {
+        self.state.previous.iter().filter(|member| member.gone.is_none()).count() > self.state.asks.len()
+    }
+
     fn decide(&mut self, now: Instant) {
         self.hear_open_requests(now);
         self.drop_silent(now);
@@ -289,10 +298,11 @@ impl Registry {
         }
         self.forget_generations();
         let created = Some(SystemTime::now().into());
-        let quorum = Quorum { quorum_id, participants, created };
+        // One copy for all: each answer is made when it is sent, not a thousand of a thousand members under the lock.
+        let quorum = Arc::new(Quorum { quorum_id, participants, created });
         for reply in answers {
             // a client that is gone needs no answer: it is missed at the next quorum
-            let _ = reply.send(Ok(quorum.clone()));
+            let _ = reply.send(Ok(Arc::clone(&quorum)));
         }
     }
 

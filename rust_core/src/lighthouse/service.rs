@@ -120,7 +120,8 @@ impl LighthouseService for Service {
         let mut withdraw = Withdraw { shared: &self.shared, id, ticket, answered: false };
         let answered = answer.await.map_err(|_| Status::unavailable("the lighthouse is shutting down"))?;
         withdraw.answered = true;
-        Ok(Response::new(LighthouseQuorumResponse { quorum: Some(answered?) }))
+        let quorum = Some(Arc::unwrap_or_clone(answered?));
+        Ok(Response::new(LighthouseQuorumResponse { quorum }))
     }
 
     async fn heartbeat(
