@@ -25,7 +25,7 @@ demo: $(VENV)/.train ## Train four replica groups here, kill one, watch it rejoi
 test: $(VENV)/.train $(VENV)/.dev ## Run every fast test: Rust, unit, integration.
 	cargo test --workspace --quiet
 	cargo build --quiet --package sky-monarch-py --features mutants
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --durations 15
 
 .PHONY: test-net
 test-net: $(VENV)/.train $(VENV)/.dev ## Cut links between hosts in network namespaces (needs root and iproute2).

@@ -44,7 +44,10 @@ def train(folder: Path, order: dict[str, Any]) -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     manager = Manager(
         # gloo lets only the neighbours of the dead know: the others stall this long
-        pg=FragileGroup(timedelta(seconds=order["process_group_timeout_s"]), order["die_in_rendezvous"]),
+        pg=FragileGroup(
+            timedelta(seconds=order.get("process_group_timeout_s", 10.0)),
+            order.get("die_in_rendezvous", False),
+        ),
         load_state_dict=lambda state: weights.copy_(state["weights"]),
         state_dict=lambda: {"weights": weights.clone()},
         min_replica_size=1,

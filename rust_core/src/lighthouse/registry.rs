@@ -155,6 +155,7 @@ impl Registry {
     ) -> Result<(u64, oneshot::Receiver<Answer>), Refusal> {
         self.observe(now);
         let id = requester.replica_id.clone();
+        let has_store = !requester.store_address.is_empty();
         self.admit(now, connection, identity, &id).inspect_err(|refusal| self.counters.refused(refusal))?;
         if let Some(identity) = identity {
             // whoever asks is the group now: an older generation that nobody evicted is over
@@ -176,6 +177,9 @@ impl Registry {
             self.refuse(earlier, Refusal::Repeated);
         }
         self.counters.asks += 1;
+        if let Some(stores) = self.stores.as_ref().filter(|_| has_store && self.known.len() > 1) {
+            stores.want();
+        }
         if !self.is_short_of_members() {
             self.decide(now);
         }
@@ -289,7 +293,9 @@ impl Registry {
             self.renew(members, &participants, reason);
         }
         if let Some(address) = &self.store_address {
-            participants.iter_mut().for_each(|member| member.store_address.clone_from(address));
+            // a client without a store (a tool, a test) has no use for one
+            let with_store = participants.iter_mut().filter(|member| !member.store_address.is_empty());
+            with_store.for_each(|member| member.store_address.clone_from(address));
         }
         let quorum_id = self.ledger.entry.quorum_id;
         self.counters.formed(reason);

@@ -56,9 +56,6 @@ impl Registry {
         let known = self.known.entry(id.into()).or_default();
         known.identity = identity;
         known.connections.insert(connection);
-        if let Some(stores) = self.stores.as_ref().filter(|_| self.known.len() > 1) {
-            stores.want();
-        }
         self.state.heard.insert(id.into(), now);
         Ok(())
     }
