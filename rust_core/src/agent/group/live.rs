@@ -131,7 +131,7 @@ impl Group {
             SessionEvent::Said(SessionReport::Pause { what, limit_s }) => {
                 tracing::debug!(rank, what, limit_s, "a session pauses");
                 if mutant::is_on("blame_waiting") {
-                    of.watchdog.refresh(now_s - 3600.0); // as if whoever waits were the one that hangs
+                    of.watchdog.pause(now_s - 3600.0, limit_s); // as if whoever waits were the one that hangs
                 } else {
                     of.watchdog.pause(now_s, limit_s);
                 }
