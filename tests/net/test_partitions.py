@@ -111,6 +111,7 @@ def survive(
         mend()
     again = max(scene.newest(group) for group in others)
     scene.wait_for_step(again + 20, within_s=60)
+    print("longest time without a commit of each of the others, s:", gaps)  # shown by -rP
     assert max(gaps) <= STALL_S, gaps
     spawned = scene.bench.pids_spawned(scene.name)
     assert {group: len(pids) for group, pids in spawned.items()} == dict.fromkeys(range(HOSTS), 1), (
