@@ -26,6 +26,19 @@ ORPHANS = "tests/integration/test_orphans.py::test_a_killed_agent_is_replaced_an
 MUTANTS = [
     ("drop_restart", KILLED, "test_a_killed_rank"),
     ("skip_evict", KILLED, "test_a_killed_rank"),
+    ("skip_evict", f"{RECOVERY}::test_survivors_commit_while_the_victim_is_away", "not within 10 s"),
+    ("drop_restart", f"{RECOVERY}::test_every_rank_of_the_group_is_replaced_when_one_dies", "not within"),
+    ("no_budget", f"{RECOVERY}::test_the_run_goes_on_degraded_while_min_replicas_hold", "not within"),
+    (
+        "no_watchdog",
+        f"{RECOVERY}::test_a_rank_that_hangs_while_it_says_that_it_waits_is_not_excused_for_ever",
+        "not within",
+    ),
+    (
+        "forget_service",
+        f"{LIFECYCLE}::test_the_head_agent_brings_its_services_back[lighthouse]",
+        "not within",
+    ),
     (
         "no_tree_kill",
         "tests/integration/test_ports.py::test_grandchildren_go_with_their_rank_and_free_their_port",
@@ -161,7 +174,8 @@ def run_test(test: str, folder: Path, core: Path, mutant: str) -> subprocess.Com
     return run_with_defect(test, folder, core, "agent.py", head, defect, {"SKY_MONARCH_MUTANT": mutant})
 
 
-Outcomes = dict[str, "Future[subprocess.CompletedProcess[str]]"]
+# By defect and test.
+Outcomes = dict[tuple[str, str], "Future[subprocess.CompletedProcess[str]]"]
 
 
 @pytest.fixture(scope="module")
@@ -170,28 +184,27 @@ def outcomes(mutable_core: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     with ThreadPoolExecutor(3) as pool:
         make = tmp_path_factory.mktemp
         yield {
-            mutant: pool.submit(run_test, test, make("mutant"), mutable_core, mutant)
+            (mutant, test): pool.submit(run_test, test, make("mutant"), mutable_core, mutant)
             for mutant, test, _ in [("", KILLED, ""), *MUTANTS]
         } | {
-            module: pool.submit(run_with_defect, test, make("mutant"), mutable_core, module, old, new)
+            (module, test): pool.submit(run_with_defect, test, make("mutant"), mutable_core, module, old, new)
             for module, old, new, test, _ in PYTHON_MUTANTS
         }
 
 
 @pytest.mark.timeout(300)
 def test_without_a_defect_that_build_passes(outcomes: Outcomes) -> None:
-    done = outcomes[""].result()
+    done = outcomes["", KILLED].result()
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("mutant", "words"),
-    [(mutant, words) for mutant, *_, words in MUTANTS]
-    + [(module, words) for module, *_, words in PYTHON_MUTANTS],
+    ("mutant", "test", "words"),
+    [*MUTANTS, *((module, test, words) for module, _, _, test, words in PYTHON_MUTANTS)],
 )
-def test_the_defect_turns_its_test_red(outcomes: Outcomes, mutant: str, words: str) -> None:
-    done = outcomes[mutant].result()
+def test_the_defect_turns_its_test_red(outcomes: Outcomes, mutant: str, test: str, words: str) -> None:
+    done = outcomes[mutant, test].result()
     assert done.returncode == 1, done.stdout + done.stderr
     assert "1 failed" in done.stdout, done.stdout
     assert words in done.stdout, done.stdout

@@ -52,7 +52,12 @@ def longest_gap_s(log: str) -> float:
 
 
 def test_survivors_commit_while_the_victim_is_away(workbench: Workbench) -> None:
-    job = workbench.job("away", run=f"{FREE_RANK} --steps 400", recovery={"backoff_s": 3, "backoff_max_s": 3})
+    job = workbench.job(
+        "away",
+        run=f"{FREE_RANK} --steps 400",
+        recovery={"backoff_s": 3, "backoff_max_s": 3},
+        lighthouse={"heartbeat_timeout_s": 20},  # silence frees nobody here: only the agent's word does
+    )
     name = workbench.up(job)
     status = workbench.wait_for_step(name, 10)
     os.kill(pid_of(status, 1), signal.SIGKILL)
