@@ -24,6 +24,7 @@ __all__ = [
     "raise_kind",
     "run_agent",
     "run_lighthouse",
+    "settle_forked",
 ]
 
 PROTOCOL_VERSION: Final[int]
@@ -305,6 +306,21 @@ def end_descendants(limit_s: float) -> tuple[list[int], list[int]]:
 
     Returns:
         The pids that were killed, and those that are alive all the same.
+    """
+
+def settle_forked(agent: int, spawn_id: str, nice: int, limit_s: float) -> None:
+    """Make this process, forked twice by a fork server a moment ago, as good as one that its agent has spawned.
+
+    It leads its own session, dies with the agent, and carries its own mark in the process table.
+
+    Args:
+        agent: Pid of the agent, which has to become the parent.
+        spawn_id: Mark of this process's tree; as long as the fork server's own.
+        nice: Niceness.
+        limit_s: Longest wait for the agent to become the parent.
+
+    Raises:
+        MonarchError: It did not, or this process was started without a mark.
     """
 
 def run_agent(config_json: str) -> int:

@@ -5,13 +5,16 @@
 With ``--until=session`` it is hot instead: it runs the script ahead, up to where
 :mod:`sky_monarch.standby` makes it wait.
 
+With ``--serve`` in place of ``--standby`` it imports, and then forks processes that are standbys
+(:mod:`sky_monarch.fork_server`).
+
 The modules may also be named by ``SKY_MONARCH_PRELOAD``. It is exec'd with the job's own interpreter, final
 environment and device mask, imports the preload modules, and waits on file descriptor 3 for one line of
 JSON, ``{"env": {…}}``: the variables that only the promotion knows. End of file there means that nobody
 needs it. From then on it is as if ``python x.py args`` had been typed: same ``sys.argv``, ``__main__``,
 ``sys.path``, exit codes and tracebacks.
 
-The process never forks and starts no threads of its own. What it imports before the promotion is the job's
+A standby never forks and starts no threads of its own. What it imports before the promotion is the job's
 business.
 """
 
@@ -28,11 +31,11 @@ import sys
 import traceback
 import types
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import NoReturn
 
-from sky_monarch import standby
+from sky_monarch import fork_server, standby
 from sky_monarch.standby import Promotion, PromotionError
 
 __all__ = ["Command", "main"]
@@ -42,6 +45,8 @@ _BAD_USAGE = 2
 # Interpreter options that take their value from the next argument where it is not attached.
 _VALUE_FLAGS = ("-W", "-X", "--check-hash-based-pycs")
 _FLAGS_APPLIED = "--flags-applied"
+_STANDBY = "--standby"
+_SERVE = "--serve"
 _UNTIL_SESSION = "--until=session"
 # Says in a hot standby that began again as a warm one why it did.
 _EARLY = "--early"
@@ -200,7 +205,13 @@ class _Options:
     preload: list[str]
     hot: bool
     early: bool
+    serve: bool
     flags_applied: bool
+
+    @property
+    def mode(self) -> list[str]:
+        """The words that say what this process is for."""
+        return [_SERVE if self.serve else _STANDBY, *([_UNTIL_SESSION] if self.hot else [])]
 
     @classmethod
     def parse(cls, argv: Sequence[str]) -> _Options:
@@ -212,7 +223,7 @@ class _Options:
         listed = os.environ.pop("SKY_MONARCH_PRELOAD", "")
         options = list(argv[: argv.index("--")]) if "--" in argv else list(argv)
         command = Command.parse(argv[len(options) + 1 :])
-        switches = ("--standby", _FLAGS_APPLIED, _UNTIL_SESSION, _EARLY)
+        switches = (_STANDBY, _SERVE, _FLAGS_APPLIED, _UNTIL_SESSION, _EARLY)
         preload = [item for item in listed.split(",") if item]
         words = iter(word for word in options if word not in switches)
         for word in words:
@@ -220,14 +231,21 @@ class _Options:
             if name != "--preload":
                 raise UsageError(f"unknown option {word!r}")
             preload += [item for item in (value or next(words, "")).split(",") if item]
-        if "--standby" not in options:
-            raise UsageError("--standby is missing")
-        return cls(command, preload, _UNTIL_SESSION in options, _EARLY in options, _FLAGS_APPLIED in options)
+        if (_STANDBY in options) == (_SERVE in options):
+            raise UsageError(f"one of {_STANDBY} and {_SERVE} is needed")
+        return cls(
+            command,
+            preload,
+            hot=_UNTIL_SESSION in options,
+            early=_EARLY in options,
+            serve=_SERVE in options,
+            flags_applied=_FLAGS_APPLIED in options,
+        )
 
 
 def _begin_again(command: Command, *options: str) -> NoReturn:
     """The same pid starts anew, with the interpreter's own options, which exist only from its start."""
-    words = ["-m", "sky_monarch.worker", _FLAGS_APPLIED, "--standby", *options, "--"]
+    words = ["-m", "sky_monarch.worker", _FLAGS_APPLIED, *options, "--"]
     # What Python was called for the job stands for itself: the interpreter is this one.
     os.execv(sys.executable, [sys.executable, *command.flags, *words, sys.executable, *command.words])  # noqa: S606
 
@@ -259,7 +277,7 @@ def _run_ahead(options: _Options) -> None:
     os.environ.clear()
     os.environ.update(env, SKY_MONARCH_PRELOAD=",".join(options.preload))
     os.set_inheritable(PROMOTION_FD, True)
-    _begin_again(options.command, _EARLY)
+    _begin_again(options.command, _STANDBY, _EARLY)
 
 
 def _stand_by(options: _Options) -> None:
@@ -291,11 +309,13 @@ def main(argv: Sequence[str]) -> None:
         command = options.command
         if command.flags and not options.flags_applied:
             os.environ["SKY_MONARCH_PRELOAD"] = ",".join(options.preload)
-            _begin_again(command, *([_UNTIL_SESSION] if options.hot else []))
+            _begin_again(command, *options.mode)
         if not sys.flags.safe_path:
             sys.path[0] = command.first_path()
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # nobody wants a traceback of a process that only waits
         _preload(options.preload)
+        if options.serve:
+            options = replace(options, serve=False, hot=fork_server.serve().ahead)
         if not options.hot:
             _stand_by(options)
     except (UsageError, PromotionError, OSError) as error:

@@ -17,6 +17,8 @@ pub mod door;
 pub mod env;
 pub mod evict;
 pub mod files;
+pub mod fork_server;
+pub mod forked;
 pub mod group;
 pub mod inject;
 pub mod keeper;
@@ -50,6 +52,7 @@ use context::Context;
 use door::Door;
 use env::RunEnv;
 use evict::Lighthouses;
+use fork_server::ForkServer;
 use link::Link;
 use logs::Logs;
 use outbox::Outbox;
@@ -143,6 +146,7 @@ async fn agent(
         sessions,
         logs: Logs::new(config.run_dir.join("logs")),
         store: Store::new(fallback_python),
+        fork_server: ForkServer::default(),
         job_nice: inherited.nice,
         own_nice: inherited.own_nice,
         can_renice: inherited.can_renice,

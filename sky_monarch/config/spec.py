@@ -142,6 +142,10 @@ class Recovery(Part):
     """How far a standby goes ahead. `session`: it runs the script itself and waits where that enters its `Session`:
     back sooner, but what stands above runs twice at once, and the model is in memory (or on the device) twice."""
 
+    standby_start: Literal["fork", "exec"] = "fork"
+    """Where its imports come from. `fork`: `preload` is imported once a host, and standbys are forked from there. `exec`:
+    each imports for itself, which costs the others seconds of processor time after a recovery."""
+
 
 class Checkpoint(Part):
     """Where the state is saved for the case that every replica group is gone."""

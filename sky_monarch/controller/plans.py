@@ -159,6 +159,7 @@ class Plans:
                 "grace_s": recovery.grace_s,
                 "standby": recovery.standby,
                 "standby_until": recovery.standby_until,
+                "standby_start": recovery.standby_start,
             },
             "preload": list(job.preload) if recovery.standby else [],
             "injections": [

@@ -25,8 +25,9 @@ ALLOWED = {
     "keeper": set(),
     "lighthouse": {"_core"},
     "standby": set(),
+    "fork_server": {"_core"},
     "training": {"actors", "config", "gpus", "standby"},
-    "worker": {"training", "actors", "config", "standby"},
+    "worker": {"training", "actors", "config", "standby", "fork_server"},
     "__init__": {"sdk", "config"},
     "__main__": {"cli"},
 }

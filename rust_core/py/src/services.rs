@@ -1,7 +1,7 @@
 //! The two services that run as processes of their own: agent and lighthouse.
 
 use pyo3::prelude::*;
-use sky_monarch_core::agent::{self, keeper};
+use sky_monarch_core::agent::{self, forked, keeper};
 use sky_monarch_core::lighthouse;
 use tracing_subscriber::EnvFilter;
 
@@ -26,6 +26,13 @@ pub fn adopt_orphans(py: Python<'_>) -> PyResult<()> {
 pub fn end_descendants(py: Python<'_>, limit_s: f64) -> PyResult<(Vec<u32>, Vec<u32>)> {
     let limit = duration(py, "limit_s", limit_s)?;
     Ok(py.detach(|| keeper::end_descendants(limit)))
+}
+
+/// Makes this process, which a fork server has just forked twice, as good as one that `agent` has started itself.
+#[pyfunction]
+pub fn settle_forked(py: Python<'_>, agent: u32, spawn_id: &str, nice: i32, limit_s: f64) -> PyResult<()> {
+    let limit = duration(py, "limit_s", limit_s)?;
+    forked::settle(agent, spawn_id, nice, limit).map_err(|error| to_python(py, &error))
 }
 
 /// Runs the lighthouse until it ends; returns its exit code.

@@ -90,6 +90,7 @@ mod tests {
             grace_s: 1.0,
             standby: 0,
             standby_until: crate::protocol::StandbyUntil::Imports,
+            standby_start: crate::protocol::StandbyStart::Fork,
         })
     }
 

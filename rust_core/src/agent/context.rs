@@ -10,6 +10,7 @@ use super::config::Limits;
 use super::door::Door;
 use super::env::RunEnv;
 use super::evict::Lighthouses;
+use super::fork_server::ForkServer;
 use super::logs::Logs;
 use super::outbox::Outbox;
 use super::pidfd::Process;
@@ -48,6 +49,8 @@ pub struct Context {
     pub logs: Logs,
     /// Rendezvous stores.
     pub store: Store,
+    /// What standbys are forked from.
+    pub fork_server: ForkServer,
     /// Niceness that processes of the job get.
     pub job_nice: i32,
     /// Niceness of the agent, and of the services that deaths are told to: none of them may wait for ranks.
@@ -67,9 +70,10 @@ pub struct Context {
 }
 
 impl Context {
-    /// A new mark for the tree of one process, unique in the run.
+    /// A new mark for the tree of one process, unique in the run. All are of the same length: a forked process writes its
+    /// own over that of the fork server.
     pub fn spawn_id(&self) -> String {
-        format!("{:016x}-{}", self.incarnation, self.spawns.fetch_add(1, Ordering::Relaxed))
+        format!("{:016x}-{:016x}", self.incarnation, self.spawns.fetch_add(1, Ordering::Relaxed))
     }
 
     /// What each group is doing.

@@ -38,18 +38,32 @@ pub struct Place<'a> {
     pub spawn_id: &'a str,
 }
 
-/// The whole environment of one rank.
-pub fn rank_env(run: &RunEnv, plan: &GroupPlan, place: &Place<'_>) -> BTreeMap<String, String> {
+/// What all ranks of a job have in common, with the mark of one process. Nothing in it says which rank it is.
+pub fn shared_env(run: &RunEnv, plan: &GroupPlan, spawn_id: &str) -> BTreeMap<String, String> {
     let mut env = plan.envs.clone();
-    let Place { rank, generation, master_port, spawn_id } = *place;
-    let world_size = plan.world_size.to_string();
-    let rank_text = rank.to_string();
     let kind = if plan.lighthouse_control.is_some() { "sky-monarch" } else { "torchft" };
     env.entry("OMP_NUM_THREADS".into()).or_insert_with(|| "1".into());
     // TorchFT logs the address of the lighthouse, secret and all, at `info`.
     env.entry("RUST_LOG".into()).or_insert_with(|| "error".into());
     env.entry("SKY_MONARCH_LIGHTHOUSE_KIND".into()).or_insert_with(|| kind.into());
     env.entry("SKY_MONARCH_MIN_REPLICAS".into()).or_insert_with(|| "1".into());
+    env.insert(RUN_ID.into(), run.run_id.clone());
+    env.insert(SPAWN_ID.into(), spawn_id.into());
+    env.insert("PYTHONUNBUFFERED".into(), "1".into());
+    if plan.device_env.is_some() && !plan.devices.is_empty() {
+        for mask in MASKS {
+            env.remove(mask);
+        }
+    }
+    env
+}
+
+/// The whole environment of one rank.
+pub fn rank_env(run: &RunEnv, plan: &GroupPlan, place: &Place<'_>) -> BTreeMap<String, String> {
+    let Place { rank, generation, master_port, spawn_id } = *place;
+    let mut env = shared_env(run, plan, spawn_id);
+    let world_size = plan.world_size.to_string();
+    let rank_text = rank.to_string();
     let restarts = generation.saturating_sub(plan.generation.max(1));
     let ours = [
         ("RANK", rank_text.clone()),
@@ -69,8 +83,6 @@ pub fn rank_env(run: &RunEnv, plan: &GroupPlan, place: &Place<'_>) -> BTreeMap<S
         ("TORCHELASTIC_USE_AGENT_STORE", "True".into()),
         ("REPLICA_GROUP_ID", plan.replica.to_string()),
         ("NUM_REPLICA_GROUPS", plan.replicas.to_string()),
-        (RUN_ID, run.run_id.clone()),
-        (SPAWN_ID, spawn_id.into()),
         ("SKY_MONARCH_AGENT", run.agent.clone()),
         ("SKY_MONARCH_ADDRESS", run.address.to_string()),
         ("SKY_MONARCH_TOKEN", run.token.reveal().into()),
@@ -78,16 +90,12 @@ pub fn rank_env(run: &RunEnv, plan: &GroupPlan, place: &Place<'_>) -> BTreeMap<S
         ("SKY_MONARCH_RANK", rank_text),
         ("SKY_MONARCH_GENERATION", generation.to_string()),
         ("SKY_MONARCH_REPLICAS", plan.replicas.to_string()),
-        ("PYTHONUNBUFFERED", "1".into()),
     ];
     env.extend(ours.map(|(name, value)| (name.to_owned(), value)));
     if !plan.lighthouse.is_empty() {
         env.insert("TORCHFT_LIGHTHOUSE".into(), lighthouse_url(run, plan, generation));
     }
     if let (Some(devices), Some(mask)) = (plan.devices.get(rank as usize), &plan.device_env) {
-        for other in MASKS {
-            env.remove(other);
-        }
         let devices: Vec<String> = devices.iter().map(u32::to_string).collect();
         env.insert(mask.clone(), devices.join(","));
     }
@@ -138,7 +146,7 @@ mod tests {
     use std::net::Ipv4Addr;
 
     use super::*;
-    use crate::protocol::{ProgressLimit, Recovery, StandbyUntil};
+    use crate::protocol::{ProgressLimit, Recovery, StandbyStart, StandbyUntil};
 
     fn run() -> RunEnv {
         let token = serde_json::from_str("\"s3cret\"").expect("a token is a string");
@@ -173,6 +181,7 @@ mod tests {
                 grace_s: 1.0,
                 standby: 0,
                 standby_until: StandbyUntil::Imports,
+                standby_start: StandbyStart::Fork,
             },
             preload: Vec::new(),
             injections: Vec::new(),

@@ -53,6 +53,16 @@ impl Logs {
         Target { folder: self.root.join("store"), stem: "g1".into(), segment_bytes: 1 << 20, segments: 2 }
     }
 
+    /// Where the output of the fork server goes: what its imports print.
+    pub fn fork_server_target(&self) -> Target {
+        Target {
+            folder: self.root.join("fork-server"),
+            stem: "g1".into(),
+            segment_bytes: 1 << 20,
+            segments: 2,
+        }
+    }
+
     /// Says that a stream may grow. Generation 0 stands for generations still to come.
     pub fn open(&self, slot: Option<Slot>, generation: u64) {
         self.growing.lock().unwrap_or_else(PoisonError::into_inner).insert((slot, generation));

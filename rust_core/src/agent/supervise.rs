@@ -207,6 +207,7 @@ impl Supervisor {
     async fn finish(mut self) {
         let context = Arc::clone(&self.context);
         context.store.end(&context).await;
+        context.fork_server.end(&context).await;
         self.services.stop(|name| name != "controller").await;
         // Whatever is left below the agent, save the controller, belongs to nobody.
         let spared: HashSet<u32> = context.registry.with_lock(|pids| pids.clone());

@@ -130,6 +130,20 @@ pub struct Recovery {
     /// How far a standby gets ahead of its promotion.
     #[serde(default)]
     pub standby_until: StandbyUntil,
+    /// Where its imports come from.
+    #[serde(default)]
+    pub standby_start: StandbyStart,
+}
+
+/// Where the imports of a standby come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StandbyStart {
+    /// From a process that has done them once for the whole host, and is forked.
+    #[default]
+    Fork,
+    /// Each does its own.
+    Exec,
 }
 
 /// How far a standby gets ahead of its promotion.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use sky_monarch_core::channel::{Channel, Credentials, Limits, Listener};
 use sky_monarch_core::protocol::{
     Command, Event, Fault, GroupPlan, Injection, Peer, Progress, ProgressLimit, RankCommand, Recovery,
-    Report, Slot, Stamped, StandbyUntil, Trigger,
+    Report, Slot, Stamped, StandbyStart, StandbyUntil, Trigger,
 };
 use sky_monarch_core::wire::Address;
 use tokio::sync::mpsc;
@@ -297,6 +297,7 @@ pub fn shell(replica: u32, script: &str) -> GroupPlan {
             grace_s: 2.0,
             standby: 0,
             standby_until: StandbyUntil::Imports,
+            standby_start: StandbyStart::Fork,
         },
         preload: Vec::new(),
         injections: Vec::new(),
