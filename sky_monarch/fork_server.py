@@ -82,7 +82,7 @@ def _obstacle() -> str | None:
         return f"the imports of `preload` left {threads - 1} more threads running, which a fork would lose"
     for entry in Path("/proc/self/fd").iterdir():
         try:
-            target = os.readlink(entry)
+            target = str(entry.readlink())
         except OSError:
             continue  # the descriptor of this very listing
         if target.startswith(_DEVICES):
@@ -133,9 +133,9 @@ def _live(line: socket.socket, request: dict[str, Any], fds: list[int]) -> Birth
         os.dup2(promotion, _LINE_FD, inheritable=False)
         if promotion != _LINE_FD:
             os.close(promotion)
-    except BaseException:
+    except BaseException:  # noqa: BLE001  # whatever it is
         # The stack below is the fork server's, and must not be returned to.
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        sys.excepthook(*sys.exc_info())
         sys.stderr.flush()
         os._exit(_FAILED)
     _part_ways()

@@ -143,8 +143,8 @@ class Recovery(Part):
     back sooner, but what stands above runs twice at once, and the model is in memory (or on the device) twice."""
 
     standby_start: Literal["fork", "exec"] = "fork"
-    """Where its imports come from. `fork`: `preload` is imported once a host, and standbys are forked from there. `exec`:
-    each imports for itself, which costs the others seconds of processor time after a recovery."""
+    """Where its imports come from. `fork`: `preload` is imported once a host, and standbys are forked from there.
+    `exec`: each imports for itself, which costs the others seconds of processor time after a recovery."""
 
 
 class Checkpoint(Part):

@@ -72,7 +72,8 @@ class Run(AbstractContextManager["Run"]):
 
         if self._client is None:
             self._client = httpx.Client(
-                transport=httpx.HTTPTransport(uds=str(self._folder.api)),
+                # A unix socket: no certificates are loaded, which would take most of a status's time.
+                transport=httpx.HTTPTransport(uds=str(self._folder.api), verify=False, trust_env=False),
                 base_url=_api.BASE_URL,
                 headers=_api.headers(self._folder),
                 timeout=_api.timeout(),

@@ -78,7 +78,9 @@ def test_imports_that_bear_no_fork_are_told_and_done_by_each_standby(workbench: 
     name = start(workbench, "threads", "threaded", workdir=str(work), run=f"{FREE_RANK} --steps 4000")
     standby = standby_of(workbench, name, 1)
     notices = [event["message"] for event in seen(workbench, name, "notice")]
-    assert [text for text in notices if "1 more threads running" in text and "none is forked" in text], notices
+    assert [text for text in notices if "1 more threads running" in text and "none is forked" in text], (
+        notices
+    )
     assert not fork_servers(workbench, name)
     spawned = kill_and_see_it_back(workbench, name, 1)
     assert (spawned["warm"], spawned["pid"]) == (True, standby)
