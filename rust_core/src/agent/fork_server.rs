@@ -18,6 +18,7 @@ use super::capture::{self, Capture};
 use super::context::{Context, Shared};
 use super::env;
 use super::group::rank::Tracked;
+use super::mutant;
 use super::pidfd::{self, Process};
 use super::spawn::Spawned;
 use super::standby::NICE;
@@ -217,7 +218,9 @@ impl State {
     }
 
     async fn died(&mut self, context: &Context, how: &str) {
-        let Some(server) = &self.server else { return };
+        let Some(server) = self.server.as_ref().filter(|_| !mutant::is_on("keep_dead_fork_server")) else {
+            return;
+        };
         self.deaths += 1;
         let tail = server.tracked.capture.tail();
         let last = tail.last().map(|line| env::redact(line, &context.run.token)).unwrap_or_default();
