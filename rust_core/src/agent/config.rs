@@ -58,6 +58,9 @@ pub struct Service {
     /// How it learns of the address: `"reserve"` gives a number only, anything else the open socket as fd 3.
     #[serde(default)]
     pub listen_env: Option<String>,
+    /// A second process of it is kept started: it waits, before its first act, for the first one to end.
+    #[serde(default)]
+    pub spare: bool,
 }
 
 /// Bounds of waits that no job sets, in seconds.

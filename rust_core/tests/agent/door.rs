@@ -1,5 +1,6 @@
 //! The agent's door to the lighthouse: the real agent, the real lighthouse, and clients in the place of ranks.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -223,6 +224,35 @@ async fn a_question_outlives_the_death_of_the_lighthouse(mutant: Option<&'static
     let quorum = answer(asked).await?;
     ensure(quorum.participants.len() == 2 && answer(other).await? == quorum, format!("{quorum:?}"))?;
     one.beat().await.map_err(|status| status.to_string())
+}
+
+scenario!(who_is_alone_with_the_answer_of_a_dead_lighthouse_is_cut_loose, ignore_split);
+async fn who_is_alone_with_the_answer_of_a_dead_lighthouse_is_cut_loose(
+    mutant: Option<&'static str>,
+) -> Outcome {
+    let soon = if mutant.is_some() { Duration::from_secs(3) } else { SOON };
+    let scene = with_lighthouse(mutant).await;
+    let lighthouse = lighthouse_of(&scene).await?;
+    let zero = Manager::dial(&open(&scene, 0, &lighthouse).await?, "r0:a").await;
+    let one = Manager::dial(&open(&scene, 1, &lighthouse).await?, "r1:a").await;
+    let (asked, other) = (zero.ask(SOON), one.ask(SOON));
+    let quorum = answer(asked).await?;
+    answer(other).await?;
+    kill(pid_of_lighthouse(&scene).ok_or("no lighthouse")?, libc::SIGKILL);
+
+    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let address = control_of(&scene).unwrap_or_default().parse().expect("an address");
+    let supervisor = ControlClient::new(address, Credentials::new(scene.run_id.clone(), TOKEN))
+        .with_news(Arc::new(move |quorum_id, reason| drop(tell.send((quorum_id, reason.to_owned())))));
+    let standing = tokio::spawn(async move { supervisor.stay_connected().await });
+    // The other one was answered, as far as anybody knows, and is in a collective with this one.
+    let asked = zero.ask(SOON);
+    let heard = tokio::time::timeout(soon, told.recv()).await;
+    standing.abort();
+    let (floor, reason) = heard.map_err(|_| "nobody hears of it")?.ok_or("no line")?;
+    ensure(floor == quorum.quorum_id && reason.contains("r1:a"), format!("{floor}: {reason}"))?;
+    let next = one.ask(SOON);
+    ensure(answer(next).await?.quorum_id > floor && answer(asked).await?.quorum_id > floor, "a fresh one")
 }
 
 scenario!(a_question_waits_for_an_absent_lighthouse_no_longer_than_its_own_deadline);

@@ -23,7 +23,7 @@ pub async fn with_lighthouse(mutant: Option<&'static str>) -> Scene {
         config["services"] = serde_json::json!([{
             "name": "lighthouse", "argv": [exe, "--exact", "process::lighthouse_process", "--nocapture"],
             "env": {"TEST_LIGHTHOUSE_JSON": json.to_string()}, "log": format!("{dir}/lighthouse.log"),
-            "pid_file": format!("{dir}/lighthouse.pid"), "listen": "127.0.0.1:0",
+            "pid_file": format!("{dir}/lighthouse.pid"), "listen": "127.0.0.1:0", "spare": true,
         }]);
     })
     .await
