@@ -20,6 +20,7 @@ pub mod protocol;
 pub mod quorum;
 pub mod refusal;
 pub mod registry;
+pub mod secured;
 pub mod server;
 pub mod service;
 pub mod snapshot;
@@ -30,6 +31,7 @@ use tokio::signal::unix::{SignalKind, signal};
 pub use config::Config;
 pub use control_client::ControlClient;
 pub use registry::FOR_GOOD;
+pub use secured::SERVER_NAME;
 pub use server::Server;
 
 use crate::agent::spare;

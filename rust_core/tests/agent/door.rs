@@ -21,7 +21,7 @@ use crate::scene::*;
 const RANK: &str = "echo $TORCHFT_LIGHTHOUSE > .url && mv .url url-$SKY_MONARCH_REPLICA-$SKY_MONARCH_GENERATION; exec sleep 1000";
 
 /// Starts a group whose rank waits, and returns the URL of its first generation.
-async fn open(scene: &Scene, replica: u32, lighthouse: &str) -> Result<String, String> {
+pub async fn open(scene: &Scene, replica: u32, lighthouse: &str) -> Result<String, String> {
     let mut plan = shell(replica, RANK);
     let folder = scene.path(&format!("rank-{replica}"));
     std::fs::create_dir_all(&folder).expect("a folder");
@@ -44,7 +44,7 @@ fn pid_of_lighthouse(scene: &Scene) -> Option<u32> {
 }
 
 /// Where the lighthouse itself listens.
-async fn lighthouse_of(scene: &Scene) -> Result<String, String> {
+pub async fn lighthouse_of(scene: &Scene) -> Result<String, String> {
     eventually("the lighthouse runs", SOON, || pid_of_lighthouse(scene).is_some()).await?;
     let pid = pid_of_lighthouse(scene).unwrap_or_default();
     let environ = std::fs::read_to_string(format!("/proc/{pid}/environ")).expect("its environment");
@@ -52,7 +52,7 @@ async fn lighthouse_of(scene: &Scene) -> Result<String, String> {
     Ok(format!("http://{}", found.ok_or("no address")?))
 }
 
-async fn state(scene: &Scene) -> Value {
+pub async fn state(scene: &Scene) -> Value {
     let address = control_of(scene).unwrap_or_default().parse().expect("an address");
     let client = ControlClient::new(address, Credentials::new(scene.run_id.clone(), TOKEN));
     serde_json::from_str(&client.state(SOON).await.expect("a lighthouse")).expect("JSON")
