@@ -7,7 +7,7 @@ use sky_monarch_core::ErrorKind;
 use sky_monarch_core::lighthouse_client::{LighthouseClient, Member};
 use sky_monarch_core::wire::tls::{Authority, Identity};
 
-use crate::door::{lighthouse_of, open, state};
+use crate::door::{lighthouse_of, median_of_quorums, open, state};
 use crate::recovery::lighthouse_service;
 use crate::scenario;
 use crate::scene::*;
@@ -79,6 +79,17 @@ async fn a_quorum_forms_through_doors_that_dial_with_the_certificates_of_the_run
         ensure(quorum.participants.len() == 2, format!("{quorum:?}"))?;
     }
     Ok(())
+}
+
+scenario!(the_way_through_the_door_is_short_with_certificates_too);
+async fn the_way_through_the_door_is_short_with_certificates_too(_: Option<&'static str>) -> Outcome {
+    let run = authority();
+    let scene = scene_of(&issued(&run, "lighthouse"), &issued(&run, "host-0")).await;
+    let lighthouse = lighthouse_of(&scene).await?.replacen("http", "https", 1);
+    let (zero, one) = (open(&scene, 0, &lighthouse).await?, open(&scene, 1, &lighthouse).await?);
+    let median = median_of_quorums("through the door, with TLS", &zero, &one).await?;
+    // Loose: a machine may be busy. One connection carries all, so there is no handshake for each.
+    ensure(median < Duration::from_millis(200), format!("{median:?}"))
 }
 
 scenario!(a_lighthouse_without_the_name_of_one_is_told_nothing);
