@@ -26,6 +26,7 @@ _CORE_KEYS = (
     "run_id",
     "private",
     "listen",
+    "tls",
     "control",
     "state",
     "min_replicas",

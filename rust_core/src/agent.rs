@@ -32,7 +32,8 @@ pub mod segments;
 pub mod services;
 pub mod sessions;
 pub mod setup;
-pub mod spawn;
+pub mod spare;
+mod spawn;
 pub mod standby;
 pub mod store;
 mod supervise;
@@ -47,7 +48,7 @@ use tokio::sync::mpsc;
 use crate::channel::Credentials;
 use crate::wire::Address;
 use crate::{Error, ErrorKind, Result};
-use config::Config;
+use config::{Config, Secrets};
 use context::Context;
 use door::Door;
 use env::RunEnv;
@@ -72,7 +73,7 @@ const OWN_NICE: i32 = -10;
 /// takes over child processes, SIGTERM, SIGINT and SIGCHLD.
 pub fn run(config_json: &str) -> Result<i32> {
     let config = Config::parse(config_json)?;
-    let token = config.token()?;
+    let secrets = config.secrets()?;
     let controller: Address = config.controller.parse()?;
     // An ignored SIGCHLD, inherited from whoever started us, would throw exit codes away.
     // SAFETY: resets a disposition; no handler of ours exists yet.
@@ -91,7 +92,7 @@ pub fn run(config_json: &str) -> Result<i32> {
         .build()
         .map_err(|cause| Error::io("start the runtime", cause))?;
     let inherited = Inherited { nice: job_nice, own_nice, can_renice, files };
-    let code = runtime.block_on(agent(config, token, controller, inherited));
+    let code = runtime.block_on(agent(config, secrets, controller, inherited));
     // A disk that hangs may hold a log writer: the agent's end does not wait for it.
     runtime.shutdown_timeout(std::time::Duration::from_secs(2));
     code
@@ -107,7 +108,7 @@ struct Inherited {
 
 async fn agent(
     config: Config,
-    token: config::Token,
+    Secrets { token, identity }: Secrets,
     controller: Address,
     inherited: Inherited,
 ) -> Result<i32> {
@@ -121,7 +122,8 @@ async fn agent(
         Error::new(ErrorKind::InvalidInput, "read agent.json", "`socket` is not valid UTF-8")
     })?;
     let address: Address = format!("unix:{socket}").parse()?;
-    let credentials = Credentials::new(config.run_id.clone(), token.reveal());
+    let credentials =
+        Credentials { identity: identity.clone(), ..Credentials::new(config.run_id.clone(), token.reveal()) };
     let registry = Registry::default();
     let outbox = Outbox::default();
     let sessions = Sessions::default();
@@ -130,7 +132,7 @@ async fn agent(
     let fallback_python = config.services.first().and_then(|service| service.argv.first()).cloned();
     let context = Arc::new(Context {
         lighthouses: Lighthouses::new(credentials.clone(), sessions.clone()),
-        door: Door::new(token.clone(), sessions.clone()),
+        door: Door::new(token.clone(), identity.as_ref(), sessions.clone())?,
         run: RunEnv {
             run_id: config.run_id.clone(),
             token,

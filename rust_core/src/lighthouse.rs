@@ -20,6 +20,7 @@ pub mod protocol;
 pub mod quorum;
 pub mod refusal;
 pub mod registry;
+pub mod secured;
 pub mod server;
 pub mod service;
 pub mod snapshot;
@@ -30,14 +31,16 @@ use tokio::signal::unix::{SignalKind, signal};
 pub use config::Config;
 pub use control_client::ControlClient;
 pub use registry::FOR_GOOD;
+pub use secured::SERVER_NAME;
 pub use server::Server;
 
+use crate::agent::spare;
 use crate::{Error, ErrorKind, Result};
 
 /// Runs a lighthouse as this process until SIGTERM or SIGINT, and returns its exit code.
 ///
 /// `config_json` is a [`Config`]; a listening socket named by `SKY_MONARCH_LISTEN_FD` is taken over. Everything is
-/// checked before anything is opened. Nothing is printed; `tracing` gets what there is to say.
+/// checked before anything is opened; a spare of the agent's opens nothing before it is wanted. Nothing is printed; `tracing` gets what there is to say.
 pub fn run(config_json: &str) -> Result<i32> {
     const OPERATION: &str = "run the lighthouse";
     let config = Config::parse(config_json)?;
@@ -56,6 +59,12 @@ pub fn run(config_json: &str) -> Result<i32> {
     let ended = runtime.block_on(async {
         let mut terminate = signal(SignalKind::terminate()).map_err(|error| Error::io(OPERATION, error))?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(|error| Error::io(OPERATION, error))?;
+        // Nothing is opened before: the state file is another process's until then.
+        tokio::select! {
+            wanted = spare::wanted() => if !wanted? { return Ok(()) },
+            _ = terminate.recv() => return Ok(()),
+            _ = interrupt.recv() => return Ok(()),
+        }
         let server = Server::open(&config, &environment).await?;
         tokio::select! {
             served = server.serve() => served,

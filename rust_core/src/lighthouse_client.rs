@@ -155,7 +155,7 @@ async fn within<T>(
 }
 
 /// tonic's outermost words are "transport error"; the operating system's are at the bottom.
-fn innermost(error: &dyn std::error::Error) -> String {
+pub(crate) fn innermost(error: &dyn std::error::Error) -> String {
     let mut error = error;
     while let Some(source) = error.source() {
         error = source;

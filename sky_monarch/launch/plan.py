@@ -124,7 +124,12 @@ def plan_local(
         "socket": sockets["agent"],
         "controller": f"unix:{sockets['controller']}",
         "services": [
-            service("lighthouse", listen="127.0.0.1:0", listen_env="reserve" if kind == "torchft" else None),
+            service(
+                "lighthouse",
+                listen="127.0.0.1:0",
+                listen_env="reserve" if kind == "torchft" else None,
+                spare=kind != "torchft",
+            ),
             service("controller"),
         ],
         "linger_s": _LINGER_S,

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 
+use crate::wire::tls::Identity;
 use crate::{Error, ErrorKind, Result};
 
 /// `agent.json`.
@@ -58,6 +59,9 @@ pub struct Service {
     /// How it learns of the address: `"reserve"` gives a number only, anything else the open socket as fd 3.
     #[serde(default)]
     pub listen_env: Option<String>,
+    /// A second process of it is kept started: it waits, before its first act, for the first one to end.
+    #[serde(default)]
+    pub spare: bool,
 }
 
 /// Bounds of waits that no job sets, in seconds.
@@ -122,9 +126,25 @@ impl fmt::Debug for Token {
     }
 }
 
+/// What `private.json` holds for the agent.
+#[derive(Clone, Debug)]
+pub struct Secrets {
+    /// The run's token.
+    pub token: Token,
+    /// This host's certificate; none: nothing beyond this machine can be dialled.
+    pub identity: Option<Identity>,
+}
+
 #[derive(Deserialize)]
 struct Private {
     token: Token,
+    #[serde(default)]
+    identities: Identities,
+}
+
+#[derive(Default, Deserialize)]
+struct Identities {
+    agent: Option<Identity>,
 }
 
 impl Config {
@@ -163,18 +183,23 @@ impl Config {
         Ok(config)
     }
 
-    /// Reads the token of the run from `private.json`.
-    pub fn token(&self) -> Result<Token> {
+    /// Reads the agent's secrets from `private.json`.
+    pub fn secrets(&self) -> Result<Secrets> {
         let text = std::fs::read_to_string(&self.private).map_err(|cause| {
             let message = format!("{}: {cause}", self.private.display());
             Error::new(ErrorKind::Io, "read private.json", message).with_source(cause)
         })?;
         // The error of serde_json quotes no values of strings, but is left out all the same: the file is all secrets.
-        let private: Private = serde_json::from_str(&text)
-            .map_err(|_| Error::new(ErrorKind::InvalidInput, "read private.json", "it holds no `token`"))?;
+        let private: Private = serde_json::from_str(&text).map_err(|_| {
+            Error::new(
+                ErrorKind::InvalidInput,
+                "read private.json",
+                "it holds no `token`, or damaged `identities`",
+            )
+        })?;
         if private.token.0.is_empty() {
             return Err(Error::new(ErrorKind::InvalidInput, "read private.json", "`token` is empty"));
         }
-        Ok(private.token)
+        Ok(Secrets { token: private.token, identity: private.identities.agent })
     }
 }

@@ -120,7 +120,7 @@ impl Context {
         let nice = (self.job_nice + extra_nice).min(19);
         let workdir = Some(PathBuf::from(workdir));
         let files = self.job_files;
-        self.spawner.spawn(Request { argv, env, workdir, output, passed, nice, files }).await
+        self.spawner.spawn(Request { argv, env, stdin: None, workdir, output, passed, nice, files }).await
     }
 }
 

@@ -9,6 +9,8 @@
 //! It is bound before the first rank is spawned and stays for the life of the agent. A generation that this agent has
 //! ended is refused here, whether the lighthouse can be reached or not.
 
+mod upstream;
+
 use std::collections::HashMap;
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -21,10 +23,11 @@ use axum::http::{StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response as HttpResponse};
 use tokio::time::{Instant, sleep, timeout};
+use tokio_rustls::TlsConnector;
 use tokio_stream::StreamExt;
 use tonic::service::Routes;
 use tonic::transport::server::Connected;
-use tonic::transport::{Channel, Endpoint, Server};
+use tonic::transport::{Channel, Server};
 use tonic::{Code, Request, Response, Status};
 
 use super::config::Token;
@@ -33,13 +36,16 @@ use super::sessions::Sessions;
 use crate::lighthouse::identity::{Identity, Unauthenticated, authenticate};
 use crate::lighthouse::listener::{Incoming, OnClose, Via};
 use crate::lighthouse::registry::ConnectionId;
+use crate::lighthouse_client::innermost;
 use crate::torchft::lighthouse_service_client::LighthouseServiceClient;
 use crate::torchft::lighthouse_service_server::{LighthouseService, LighthouseServiceServer};
 use crate::torchft::{
     LighthouseHeartbeatRequest, LighthouseHeartbeatResponse, LighthouseQuorumRequest,
     LighthouseQuorumResponse,
 };
-use crate::{Error, ErrorKind, Result};
+use crate::wire::tls;
+use crate::{Error, Result};
+use upstream::Upstream;
 
 /// Connections of ranks that may speak at a time. A group has one, two while its manager is replaced.
 const MAX_LINKS: usize = 1_024;
@@ -53,10 +59,6 @@ const BACKOFF: (Duration, Duration) = (Duration::from_millis(5), Duration::from_
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Longest that a heartbeat waits. A manager sends the next one only after this one's answer, whichever that is.
 const HEARTBEAT_LIMIT: Duration = Duration::from_secs(2);
-/// For one connect to the lighthouse.
-const CONNECT_LIMIT: Duration = Duration::from_secs(1);
-/// A lighthouse whose host has vanished is noticed after the sum of the two.
-const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(5));
 
 type Client = LighthouseServiceClient<Channel>;
 
@@ -64,6 +66,8 @@ type Client = LighthouseServiceClient<Channel>;
 #[derive(Clone)]
 pub struct Door {
     token: Token,
+    /// Shows this host's certificate; none: it has none.
+    certificate: Option<TlsConnector>,
     sessions: Sessions,
     state: Arc<Mutex<State>>,
 }
@@ -71,8 +75,8 @@ pub struct Door {
 #[derive(Default)]
 struct State {
     address: Option<SocketAddr>,
-    /// The lighthouse of each replica group, `host:port`.
-    lighthouses: HashMap<u32, String>,
+    /// The lighthouse of each replica group.
+    lighthouses: HashMap<u32, Upstream>,
     /// Every open connection, with the one behind it once it has said who it is.
     links: HashMap<ConnectionId, Option<Link>>,
 }
@@ -89,21 +93,18 @@ impl fmt::Debug for Door {
 }
 
 impl Door {
-    /// A door that is not there yet: the first [`Self::lead`] binds it.
-    pub fn new(token: Token, sessions: Sessions) -> Self {
-        Self { token, sessions, state: Arc::default() }
+    /// A door that is not there yet: the first [`Self::lead`] binds it. What it dials beyond this machine it shows the
+    /// certificate of `identity`.
+    pub fn new(token: Token, identity: Option<&tls::Identity>, sessions: Sessions) -> Result<Self> {
+        let certificate = identity.map(tls::connector).transpose()?;
+        Ok(Self { token, certificate, sessions, state: Arc::default() })
     }
 
-    /// Leads the ranks of `replica` to `lighthouse` (`http://host:port`) from now on, and returns the URL to give to
-    /// them in its place. Must run inside a Tokio runtime.
+    /// Leads the ranks of `replica` to `lighthouse` (`http://host:port` on this machine, `https://host:port`) from now
+    /// on, and returns the URL to give to them in its place. Must run inside a Tokio runtime.
     pub fn lead(&self, replica: u32, lighthouse: &str) -> Result<String> {
         const OPERATION: &str = "open the door to the lighthouse";
-        let unusable =
-            |why: &str| Error::new(ErrorKind::InvalidInput, OPERATION, format!("{lighthouse}: {why}"));
-        // Here is where `https` with the certificate of the run belongs, once a lighthouse serves it.
-        let host =
-            lighthouse.strip_prefix("http://").ok_or_else(|| unusable("not of the form http://host:port"))?;
-        Endpoint::from_shared(format!("http://{host}")).map_err(|error| unusable(&error.to_string()))?;
+        let upstream = Upstream::new(lighthouse, self.certificate.as_ref())?;
         let mut state = self.state();
         let address = match state.address {
             Some(address) => address,
@@ -116,7 +117,7 @@ impl Door {
                 *state.address.insert(address)
             }
         };
-        state.lighthouses.insert(replica, host.to_owned());
+        state.lighthouses.insert(replica, upstream);
         Ok(format!("http://{address}"))
     }
 
@@ -181,19 +182,13 @@ impl Door {
             return Err(Status::resource_exhausted(format!("{MAX_LINKS} connections are open already")));
         }
         let Identity { replica, generation } = identity;
-        let host = state
+        let upstream = state
             .lighthouses
             .get(&replica)
             .ok_or_else(|| Status::failed_precondition(format!("{identity} has no lighthouse")))?;
-        let url = format!("http://r{replica}.g{generation}.{}@{host}", self.token.reveal());
-        let endpoint = Endpoint::from_shared(url)
-            .map_err(|_| Status::internal("the lighthouse's address cannot be used"))?
-            .connect_timeout(CONNECT_LIMIT)
-            .http2_keep_alive_interval(KEEPALIVE.0)
-            .keep_alive_timeout(KEEPALIVE.1)
-            .keep_alive_while_idle(true)
-            .tcp_nodelay(true);
-        let client = LighthouseServiceClient::new(endpoint.connect_lazy());
+        let userinfo = format!("r{replica}.g{generation}.{}", self.token.reveal());
+        let channel = upstream.channel(&userinfo).map_err(|error| Status::internal(error.to_string()))?;
+        let client = LighthouseServiceClient::new(channel);
         state.links.insert(connection, Some(Link { identity, client: client.clone() }));
         Ok(client)
     }
@@ -305,7 +300,7 @@ fn is_away(status: &Status) -> bool {
 /// What the client hears of it: the lighthouse's own word, or that there is none.
 fn told(status: &Status) -> Status {
     if is_away(status) {
-        return Status::unavailable(format!("the lighthouse is away: {}", status.message()));
+        return Status::unavailable(format!("the lighthouse is away: {}", innermost(status)));
     }
     Status::new(status.code(), status.message())
 }

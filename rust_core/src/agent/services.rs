@@ -9,22 +9,26 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
 use super::config::Service;
 use super::context::Shared;
 use super::mutant;
 use super::pidfd::Process;
+use super::spare::{SPARE_ENV, Spares};
 use super::spawn::Request;
 use super::tree::{self, Entry, Family, RUN_ID, Root, SPAWN_ID};
 use crate::{Error, ErrorKind, Result};
 
 const FIRST_DELAY: Duration = Duration::from_millis(50);
 const LONGEST_DELAY: Duration = Duration::from_secs(5);
-/// A service that ran this long starts the delays anew.
-const STEADY: Duration = Duration::from_secs(10);
+/// A service that ran this long is started again at once: everybody waits for it, and it does not fail in a loop.
+const STEADY: Duration = Duration::from_secs(2);
 /// Time between TERM and KILL.
 const GRACE: Duration = Duration::from_secs(10);
+/// Dead lives whose remains may be ended at a time, beside the one that lives.
+const MAX_ENDING: usize = 4;
 
 /// The services of one agent.
 #[derive(Debug, Default)]
@@ -62,9 +66,9 @@ impl Services {
         let running = bound.into_iter().map(|(service, socket)| {
             let (stop, asked) = watch::channel(false);
             let name = service.name.clone();
-            let keeper =
-                Keeper { context: Arc::clone(context), service, socket, addresses: Arc::clone(&addresses) };
-            Running { name, stop, task: tokio::spawn(keeper.run(asked)) }
+            let context = Arc::clone(context);
+            let starter = Starter { context, service, socket, addresses: Arc::clone(&addresses) };
+            Running { name, stop, task: tokio::spawn(Arc::new(starter).keep(asked)) }
         });
         Ok(Self { running: running.collect() })
     }
@@ -90,60 +94,98 @@ fn bind(service: &Service, address: &str) -> Result<TcpListener> {
     })
 }
 
-struct Keeper {
-    context: Shared,
-    service: Service,
+/// How processes of one service are started.
+pub(super) struct Starter {
+    pub(super) context: Shared,
+    pub(super) service: Service,
     socket: Option<Arc<OwnedFd>>,
     addresses: Arc<BTreeMap<String, String>>,
 }
 
-impl Keeper {
-    async fn run(self, mut stop: watch::Receiver<bool>) {
-        let mut delay = FIRST_DELAY;
+/// One process of a service.
+pub(super) struct Life {
+    pub(super) process: Process,
+    spawn_id: String,
+}
+
+impl Starter {
+    /// Keeps the service alive until it is told to stop.
+    async fn keep(self: Arc<Self>, mut stop: watch::Receiver<bool>) {
+        let mut delay = Duration::ZERO;
+        let mut remains = JoinSet::new();
+        let spares = self.service.spare.then(|| Spares::start(Arc::clone(&self)));
         loop {
             let started = Instant::now();
-            let spawn_id = self.context.spawn_id();
-            match self.spawn(&spawn_id).await {
-                Ok(process) => {
+            let spare = spares.as_ref().and_then(Spares::take);
+            let promoted = spare.is_some();
+            let next = match spare {
+                Some(life) => Ok(life),
+                None => self.spawn(None).await,
+            };
+            match next {
+                Ok(life) => {
+                    // It runs, and must stay known to its keeper whatever the disk says: forgotten, it would run
+                    // beside the next.
+                    if let Err(error) = write_pid_file(&self.service.pid_file, life.process.pid) {
+                        let service = &self.service.name;
+                        tracing::warn!(service, %error, "nobody can look up the pid of a service");
+                    }
                     let exited = tokio::select! {
                         biased;
-                        exited = process.exited() => Some(exited),
+                        exited = life.process.exited() => Some(exited),
                         _ = stop.wait_for(|stop| *stop) => None,
                     };
-                    // Also what it left behind: the next one must not meet it.
-                    let until = Instant::now() + GRACE;
-                    let family = || {
-                        let root = Root { pid: process.pid, alive: process.exit().is_none() };
-                        Family::Spawns([(spawn_id.clone(), root)].into())
-                    };
-                    let kill_s = self.context.limits.kill_s;
-                    tree::end(family, &self.context.registry, || until, kill_s).await;
                     let _ = fs::remove_file(&self.service.pid_file);
                     if let Some(exited) = exited {
-                        tracing::warn!(service = self.service.name, exit = ?exited.exit, "a service ended");
+                        tracing::warn!(service = self.service.name, exit = ?exited.exit, promoted, "a service ended");
+                        // What it left behind takes its time to end (a helper with torch: 0.1 s), and holds nothing
+                        // that the next one needs: nobody waits for it.
+                        let starter = Arc::clone(&self);
+                        remains.spawn(async move { starter.end(&life).await });
+                        while remains.len() > MAX_ENDING {
+                            let _ = remains.join_next().await;
+                        }
+                    } else {
+                        self.end(&life).await;
                     }
                 }
                 Err(error) => {
                     tracing::error!(service = self.service.name, %error, "a service does not start")
                 }
             }
-            if started.elapsed() >= STEADY {
-                delay = FIRST_DELAY;
-            }
+            delay = match started.elapsed() {
+                lived if lived >= STEADY => Duration::ZERO,
+                _ => (delay * 2).clamp(FIRST_DELAY, LONGEST_DELAY),
+            };
             if mutant::is_on("forget_service") {
                 delay = LONGEST_DELAY * 1000;
             }
             tokio::select! {
                 biased;
-                _ = stop.wait_for(|stop| *stop) => return,
+                _ = stop.wait_for(|stop| *stop) => break,
                 () = sleep(delay) => {}
             }
-            delay = (delay * 2).min(LONGEST_DELAY);
         }
+        if let Some(spares) = spares {
+            spares.end().await;
+        }
+        while remains.join_next().await.is_some() {}
     }
 
-    async fn spawn(&self, spawn_id: &str) -> Result<Process> {
-        let Service { argv, env, log, pid_file, .. } = &self.service;
+    /// Ends a process of the service and whatever it left behind.
+    pub(super) async fn end(&self, life: &Life) {
+        let until = Instant::now() + GRACE;
+        let family = || {
+            let root = Root { pid: life.process.pid, alive: life.process.exit().is_none() };
+            Family::Spawns([(life.spawn_id.clone(), root)].into())
+        };
+        tree::end(family, &self.context.registry, || until, self.context.limits.kill_s).await;
+    }
+
+    /// Starts a process of the service; one with a `line`, its standard input, as a spare.
+    pub(super) async fn spawn(&self, line: Option<OwnedFd>) -> Result<Life> {
+        let Service { argv, env, log, .. } = &self.service;
+        let spawn_id = self.context.spawn_id();
         let output = OpenOptions::new().create(true).append(true).open(log);
         let output = output.map_err(|cause| {
             Error::new(ErrorKind::Io, "open a service's log", format!("{}: {cause}", log.display()))
@@ -151,10 +193,14 @@ impl Keeper {
         let mut all: BTreeMap<String, String> = std::env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
             .collect();
+        all.remove(SPARE_ENV);
         all.extend(env.clone());
         all.extend(self.addresses.as_ref().clone());
         all.insert(RUN_ID.into(), self.context.run.run_id.clone());
-        all.insert(SPAWN_ID.into(), spawn_id.into());
+        all.insert(SPAWN_ID.into(), spawn_id.clone());
+        if line.is_some() {
+            all.insert(SPARE_ENV.into(), "1".into());
+        }
         let passed = match &self.socket {
             Some(socket) => {
                 all.insert("SKY_MONARCH_LISTEN_FD".into(), "3".into());
@@ -169,6 +215,7 @@ impl Keeper {
         let request = Request {
             argv: argv.clone(),
             env: all,
+            stdin: line,
             workdir: None,
             output: output.into(),
             passed,
@@ -177,11 +224,7 @@ impl Keeper {
         };
         let spawned = self.context.spawner.spawn(request).await?;
         let process = Process::watch(spawned, self.context.registry.clone())?;
-        // It runs, and must stay known to its keeper whatever the disk says: forgotten, it would run beside the next.
-        if let Err(error) = write_pid_file(pid_file, process.pid) {
-            tracing::warn!(service = self.service.name, %error, "nobody can look up the pid of a service");
-        }
-        Ok(process)
+        Ok(Life { process, spawn_id })
     }
 }
 

@@ -28,6 +28,8 @@ pub struct Request {
     pub argv: Vec<String>,
     /// Its whole environment.
     pub env: BTreeMap<String, String>,
+    /// Its standard input; none: `/dev/null`.
+    pub stdin: Option<OwnedFd>,
     /// Its working folder; none: the agent's.
     pub workdir: Option<PathBuf>,
     /// Its stdout and stderr.
@@ -156,7 +158,10 @@ impl Prepared {
             Some(folder) => Some(c_string(&folder.to_string_lossy(), "the working folder")?),
             None => None,
         };
-        let null = File::open("/dev/null").map_err(|cause| Error::io("open /dev/null", cause))?;
+        let stdin = match request.stdin {
+            Some(stdin) => stdin,
+            None => File::open("/dev/null").map_err(|cause| Error::io("open /dev/null", cause))?.into(),
+        };
         Ok(Self {
             argv: pointers(&strings[..arguments]),
             envp: pointers(&strings[arguments..]),
@@ -165,7 +170,7 @@ impl Prepared {
             path,
             candidates,
             workdir,
-            stdin: raised(OwnedFd::from(null))?,
+            stdin: raised(stdin)?,
             output: raised(request.output)?,
             passed: request.passed.map(raised).transpose()?,
             nice: request.nice,

@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::quorum::Options;
+use crate::wire::tls::Identity;
 use crate::{Error, ErrorKind, Result};
 
 const OPERATION: &str = "read the lighthouse's configuration";
@@ -20,10 +21,14 @@ pub struct Config {
     /// Path of `private.json`, which holds the run's token; none: no authentication, loopback only.
     #[serde(default)]
     pub private: Option<PathBuf>,
+    /// Whether the port speaks TLS, with a certificate of the run on both sides (`identities.lighthouse` in
+    /// `private.json`); absent: wherever it is not on loopback, where it has to.
+    #[serde(default)]
+    pub tls: Option<bool>,
     /// Address to bind where no listening socket is inherited.
     #[serde(default = "default_listen")]
     pub listen: SocketAddr,
-    /// Address of the control channel, `unix:<path>`; none: nobody can evict.
+    /// Address of the control channel, `unix:<path>` or `tls:<host>:<port>`; none: nobody can evict.
     #[serde(default)]
     pub control: Option<String>,
     /// File that keeps quorum ids and fences over restarts; none: they last as long as the process.
@@ -107,30 +112,44 @@ impl Config {
         })
     }
 
-    /// The run's token, read from `private`.
-    pub fn read_token(&self) -> Result<Option<String>> {
-        self.private.as_deref().map(token_in).transpose()
+    /// The lighthouse's secrets, read from `private`.
+    pub fn read_secrets(&self) -> Result<Option<Secrets>> {
+        self.private.as_deref().map(secrets_in).transpose()
     }
 }
 
-/// The part of `private.json` that concerns the lighthouse.
+/// What `private.json` holds for the lighthouse.
+pub struct Secrets {
+    /// The run's token.
+    pub token: String,
+    /// Its certificate; none: it can serve loopback only.
+    pub identity: Option<Identity>,
+}
+
 #[derive(Deserialize)]
 struct Private {
     token: String,
+    #[serde(default)]
+    identities: Identities,
 }
 
-fn token_in(path: &Path) -> Result<String> {
-    const OPERATION: &str = "read the run's token";
+#[derive(Default, Deserialize)]
+struct Identities {
+    lighthouse: Option<Identity>,
+}
+
+fn secrets_in(path: &Path) -> Result<Secrets> {
+    const OPERATION: &str = "read the run's secrets";
     let named =
         |why: &str| Error::new(ErrorKind::InvalidInput, OPERATION, format!("{}: {why}", path.display()));
     let text = std::fs::read_to_string(path).map_err(|error| named(&error.to_string()).with_source(error))?;
     // serde's message would quote the file, and with it the token
-    let private: Private =
-        serde_json::from_str(&text).map_err(|_| named("no JSON object with a text 'token'"))?;
+    let private: Private = serde_json::from_str(&text)
+        .map_err(|_| named("no JSON object with a text 'token', or damaged 'identities'"))?;
     if private.token.is_empty() {
         return Err(named("the token is empty"));
     }
-    Ok(private.token)
+    Ok(Secrets { token: private.token, identity: private.identities.lighthouse })
 }
 
 fn seconds(name: &str, value: f64, least: f64) -> Result<Duration> {
@@ -186,7 +205,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("folder");
         let path = folder.path().join("private.json");
         std::fs::write(&path, r#"{"token": ["s3cret"]}"#).expect("written");
-        let error = token_in(&path).expect_err("no text");
+        let error = secrets_in(&path).err().expect("no text");
         assert!(
             error.to_string().contains("private.json") && !format!("{error:?}").contains("s3cret"),
             "{error:?}"

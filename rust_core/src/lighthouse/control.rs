@@ -36,9 +36,12 @@ async fn converse(pending: Pending, shared: &Shared) -> Result<()> {
         pending.refuse("the lighthouse's control channel is for supervisors").await?;
         return Err(Error::new(ErrorKind::Refused, "serve a supervisor", "the peer is something else"));
     };
-    let mut news = shared.lock().subscribe();
+    let (mut news, standing) = shared.lock().subscribe();
     let mut channel = pending.welcome::<LighthouseAnswer, LighthouseRequest>().await?;
     tracing::debug!(pid, "a supervisor dialled");
+    if let Some(gone) = standing {
+        channel.try_send(&tell(gone))?;
+    }
     loop {
         // Never a wait for room: whoever does not read what it is told is disconnected, and dials anew.
         tokio::select! {
@@ -48,11 +51,14 @@ async fn converse(pending: Pending, shared: &Shared) -> Result<()> {
                 channel.try_send(&LighthouseAnswer { seq, reply: handle(shared, &command) })?;
             }
             gone = news.recv() => {
-                let Gone { quorum_id, reason } = gone.map_err(|error| behind(&error))?;
-                channel.try_send(&LighthouseAnswer { seq: 0, reply: LighthouseReply::Gone { quorum_id, reason } })?;
+                channel.try_send(&tell(gone.map_err(|error| behind(&error))?))?;
             }
         }
     }
+}
+
+fn tell(Gone { quorum_id, reason }: Gone) -> LighthouseAnswer {
+    LighthouseAnswer { seq: 0, reply: LighthouseReply::Gone { quorum_id, reason } }
 }
 
 fn behind(error: &RecvError) -> Error {

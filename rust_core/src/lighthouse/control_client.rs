@@ -9,6 +9,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout_at};
 
+use super::SERVER_NAME;
 use super::protocol::{LighthouseAnswer, LighthouseCommand, LighthouseReply, LighthouseRequest};
 use crate::channel::{Channel, Credentials, Limits, Receiver, Sender, connect};
 use crate::protocol::Peer;
@@ -61,6 +62,7 @@ impl ControlClient {
     /// A client of the lighthouse at `address`; dials with the first call.
     pub fn new(address: Address, credentials: Credentials) -> Self {
         let (line, seq) = (tokio::sync::Mutex::default(), AtomicU64::new(1));
+        let credentials = Credentials { server_name: SERVER_NAME.into(), ..credentials };
         Self { address, credentials, on_gone: None, line, seq }
     }
 

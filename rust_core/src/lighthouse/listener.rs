@@ -15,6 +15,8 @@ use nix::sys::socket::{getsockopt, sockopt};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Sleep, sleep};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 use tokio_stream::Stream;
 use tonic::transport::server::Connected;
 
@@ -33,18 +35,21 @@ pub const LISTEN_FD_ENV: &str = "SKY_MONARCH_LISTEN_FD";
 /// The inherited socket where `SKY_MONARCH_LISTEN_FD` names one (it stays open with the agent while we are down, so
 /// that nobody is refused), else one bound to `address`.
 ///
-/// Without a token only loopback is served.
+/// `secured`: what arrives there is encrypted, and shows a certificate of the run. Without that only loopback is served.
 pub fn open(
     environment: &BTreeMap<String, String>,
     address: SocketAddr,
-    has_token: bool,
+    secured: bool,
 ) -> Result<StdListener> {
     const OPERATION: &str = "open the lighthouse's port";
     let loopback_only = |bound: SocketAddr| {
-        if has_token || bound.ip().is_loopback() {
+        if secured || bound.ip().is_loopback() {
             return Ok(());
         }
-        let message = format!("{bound} is not loopback and no token is set");
+        let message = format!(
+            "{bound} is not loopback, and there is no TLS: that needs `identities.lighthouse` in private.json, \
+             and no `tls: false`"
+        );
         Err(Error::new(ErrorKind::InvalidInput, OPERATION, message))
     };
     let listener = match environment.get(LISTEN_FD_ENV) {
@@ -129,7 +134,7 @@ impl Stream for Incoming {
                     let id = self.next.fetch_add(1, Ordering::Relaxed);
                     let guard =
                         Guard { id, open: Arc::clone(&self.open), on_close: Arc::clone(&self.on_close) };
-                    return Poll::Ready(Some(Ok(Connection { stream, guard })));
+                    return Poll::Ready(Some(Ok(Connection { stream: Io::Plain(stream), guard })));
                 }
                 Err(error) => {
                     tracing::warn!(%error, "accept failed");
@@ -142,8 +147,41 @@ impl Stream for Incoming {
 
 /// One accepted connection.
 pub struct Connection {
-    stream: TcpStream,
+    stream: Io,
     guard: Guard,
+}
+
+enum Io {
+    Plain(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+/// The stream inside, whichever it is, pinned.
+macro_rules! inner {
+    ($connection:ident, $stream:ident => $work:expr) => {
+        match &mut $connection.stream {
+            Io::Plain(stream) => {
+                let $stream = Pin::new(stream);
+                $work
+            }
+            Io::Tls(stream) => {
+                let $stream = Pin::new(stream.as_mut());
+                $work
+            }
+        }
+    };
+}
+
+impl Connection {
+    /// The same connection once its peer has shown a certificate of the run.
+    pub(super) async fn secure(self, acceptor: &TlsAcceptor) -> io::Result<Self> {
+        let Self { stream, guard } = self;
+        let stream = match stream {
+            Io::Plain(stream) => Io::Tls(Box::new(acceptor.accept(stream).await?)),
+            tls => tls,
+        };
+        Ok(Self { stream, guard })
+    }
 }
 
 struct Guard {
@@ -177,7 +215,7 @@ impl AsyncRead for Connection {
         context: &mut Context<'_>,
         into: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(context, into)
+        inner!(self, stream => stream.poll_read(context, into))
     }
 }
 
@@ -187,7 +225,7 @@ impl AsyncWrite for Connection {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, bytes)
+        inner!(self, stream => stream.poll_write(context, bytes))
     }
 
     fn poll_write_vectored(
@@ -195,19 +233,22 @@ impl AsyncWrite for Connection {
         context: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(context, slices)
+        inner!(self, stream => stream.poll_write_vectored(context, slices))
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
+        match &self.stream {
+            Io::Plain(stream) => stream.is_write_vectored(),
+            Io::Tls(stream) => stream.is_write_vectored(),
+        }
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
+        inner!(self, stream => stream.poll_flush(context))
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
+        inner!(self, stream => stream.poll_shutdown(context))
     }
 }
 
@@ -244,11 +285,11 @@ mod tests {
     }
 
     #[test]
-    fn without_a_token_only_loopback_is_served() {
+    fn without_tls_only_loopback_is_served() {
         let everywhere = SocketAddr::from(([0, 0, 0, 0], 0));
         let error = open(&BTreeMap::new(), everywhere, false).expect_err("open to all");
-        assert!(error.to_string().contains("no token"), "{error}");
-        open(&BTreeMap::new(), everywhere, true).expect("guarded by the token");
+        assert!(error.to_string().contains("no TLS"), "{error}");
+        open(&BTreeMap::new(), everywhere, true).expect("guarded by certificates");
         let inherited = StdListener::bind(everywhere).expect("bound").into_raw_fd();
         let environment = BTreeMap::from([(LISTEN_FD_ENV.to_owned(), inherited.to_string())]);
         open(&environment, any(), false).expect_err("inherited, open to all");

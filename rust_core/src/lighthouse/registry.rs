@@ -6,12 +6,14 @@
 mod fencing;
 mod returning;
 mod silence;
+mod split;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use fencing::retired;
+use split::Split;
 use tokio::sync::{broadcast, oneshot};
 
 use super::identity::Identity;
@@ -88,6 +90,7 @@ pub struct Registry {
     next_ticket: u64,
     recheck_at: Option<Instant>,
     observed_at: Instant,
+    split: Split,
 }
 
 impl Registry {
@@ -110,6 +113,7 @@ impl Registry {
             next_ticket: 0,
             recheck_at: None,
             observed_at: now,
+            split: Split::default(),
             ledger,
         };
         registry.state.retired = retired(&registry.ledger.entry.fences);
@@ -135,14 +139,9 @@ impl Registry {
         self.stores = Some(stores);
     }
 
-    /// News of members that leave, from now on.
-    pub fn subscribe(&self) -> broadcast::Receiver<Gone> {
-        self.news.subscribe()
-    }
-
     /// When something may change by itself.
-    pub const fn recheck_at(&self) -> Option<Instant> {
-        self.recheck_at
+    pub fn recheck_at(&self) -> Option<Instant> {
+        [self.recheck_at, self.split_at()].into_iter().flatten().min()
     }
 
     /// A replica asks for a quorum. The receiver gets the answer; the ticket is for [`Self::withdraw`].
@@ -172,6 +171,7 @@ impl Registry {
         if let Some(known) = self.known.get_mut(&id) {
             known.step = Some(requester.step);
         }
+        self.note_ask(now);
         self.state.asks.insert(id.clone(), ask);
         if let Some(earlier) = self.waiters.insert(id, Waiter { ticket, requester, reply }) {
             self.refuse(earlier, Refusal::Repeated);
@@ -252,6 +252,7 @@ impl Registry {
     fn decide(&mut self, now: Instant) {
         self.hear_open_requests(now);
         self.drop_silent(now);
+        self.tell_of_split(now);
         let recheck_at = match quorum_compute(now, &self.state, &self.options) {
             Decision::Form { members, new_id, reason } => {
                 self.form(now, &members, new_id, &reason);
@@ -332,6 +333,7 @@ impl Registry {
         self.store_address = self.stores.as_ref().and_then(|stores| stores.take(self.ledger.entry.quorum_id));
         self.store();
         self.state.restored = false;
+        self.split = Split::default();
         self.state.previous =
             members.iter().map(|id| PreviousMember { id: id.clone(), gone: None }).collect();
         let wall_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis());

@@ -446,3 +446,6 @@ fn the_snapshot_says_when_a_group_last_waited() {
 
 #[path = "registry/silence_tests.rs"]
 mod silence;
+
+#[path = "registry/split_tests.rs"]
+mod split;

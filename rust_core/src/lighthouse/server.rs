@@ -1,22 +1,27 @@
 //! One lighthouse, opened and served.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
+use tokio_stream::Stream;
 use tonic::transport::Server as Transport;
 
-use super::config::Config;
+use super::config::{Config, Secrets};
 use super::ledger::Ledger;
-use super::listener::{self, Incoming, OnClose};
+use super::listener::{self, Connection, Incoming, OnClose};
 use super::registry::Registry;
+use super::secured::Secured;
 use super::service::Shared;
 use super::stores::{Command, Stores};
 use super::{control, http};
 use crate::channel::{self, Credentials, Limits};
-use crate::wire::Address;
+use crate::wire::{Address, tls};
 use crate::{Error, ErrorKind, Result};
 
 /// A peer that acknowledges nothing for so long, and then not for [`KEEPALIVE_TIMEOUT`] more, is disconnected.
@@ -38,6 +43,7 @@ const SUPERVISOR_QUEUE: usize = 256;
 pub struct Server {
     address: SocketAddr,
     incoming: Incoming,
+    tls: Option<TlsAcceptor>,
     control: Option<channel::Listener>,
     stores: Option<(Stores, Command)>,
     shared: Shared,
@@ -51,11 +57,11 @@ impl Server {
     /// `environment` may name an inherited listening socket ([`listener::LISTEN_FD_ENV`]).
     pub async fn open(config: &Config, environment: &BTreeMap<String, String>) -> Result<Self> {
         const OPERATION: &str = "open the lighthouse";
-        let token = config.read_token()?;
+        let (token, identity) = match config.read_secrets()? {
+            Some(Secrets { token, identity }) => (Some(token), identity),
+            None => (None, None),
+        };
         let control = config.control.as_deref().map(str::parse::<Address>).transpose()?;
-        if matches!(control, Some(Address::Tls { .. })) {
-            return Err(Error::new(ErrorKind::InvalidInput, OPERATION, "control must be unix:<path>"));
-        }
         if control.is_some() && token.is_none() {
             return Err(Error::new(
                 ErrorKind::InvalidInput,
@@ -64,8 +70,19 @@ impl Server {
             ));
         }
         let ledger = Ledger::open(config.state.as_deref(), &config.run_id)?;
-        let bound = listener::open(environment, config.listen, token.is_some())?;
+        // All that can be wrong with a certificate is found before anything is bound.
+        let acceptor = identity.as_ref().map(tls::acceptor).transpose()?;
+        let can_secure = acceptor.is_some() && config.tls != Some(false);
+        let bound = listener::open(environment, config.listen, can_secure)?;
         let address = bound.local_addr().map_err(|error| Error::io(OPERATION, error))?;
+        let tls = match (config.tls.unwrap_or(!address.ip().is_loopback()), acceptor) {
+            (false, _) => None,
+            (true, Some(acceptor)) => Some(acceptor),
+            (true, None) => {
+                let message = "tls needs a certificate: `identities.lighthouse` in private.json";
+                return Err(Error::new(ErrorKind::InvalidInput, OPERATION, message));
+            }
+        };
         let mut registry = Registry::new(Instant::now(), config.options()?, ledger);
         let stores = config.store_argv.clone().map(|argv| {
             let stores = Stores::default();
@@ -80,12 +97,13 @@ impl Server {
             (Some(at), Some(token)) => {
                 let limits =
                     Limits { max_connections: MAX_SUPERVISORS, queue: SUPERVISOR_QUEUE, ..Limits::default() };
-                Some(channel::Listener::bind(&at, Credentials::new(&config.run_id, token), limits).await?)
+                let credentials = Credentials { identity, ..Credentials::new(&config.run_id, token) };
+                Some(channel::Listener::bind(&at, credentials, limits).await?)
             }
             _ => None,
         };
-        tracing::info!(%address, control = config.control, run_id = config.run_id, auth = token.is_some(), "lighthouse is up");
-        Ok(Self { address, incoming, control, stores, shared, token, run_id: config.run_id.clone() })
+        tracing::info!(%address, control = config.control, run_id = config.run_id, auth = token.is_some(), tls = tls.is_some(), "lighthouse is up");
+        Ok(Self { address, incoming, tls, control, stores, shared, token, run_id: config.run_id.clone() })
     }
 
     /// The address that managers reach it at.
@@ -97,13 +115,17 @@ impl Server {
     /// open then end with the Tokio runtime.
     pub async fn serve(self) -> Result<()> {
         let routes = http::routes(self.shared.clone(), self.token.as_deref(), &self.run_id);
+        let incoming: Pin<Box<dyn Stream<Item = io::Result<Connection>> + Send>> = match self.tls {
+            Some(acceptor) => Box::pin(Secured::new(self.incoming, acceptor)),
+            None => Box::pin(self.incoming),
+        };
         let grpc = Transport::builder()
             .accept_http1(true)
             .http2_keepalive_interval(Some(KEEPALIVE))
             .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
             .max_concurrent_streams(MAX_STREAMS)
             .add_routes(routes)
-            .serve_with_incoming(self.incoming);
+            .serve_with_incoming(incoming);
         let supervisors = async {
             match self.control {
                 Some(listener) => control::serve(listener, self.shared.clone()).await,

@@ -112,7 +112,7 @@ fn params(
 }
 
 /// The name that a server's certificate must hold.
-pub(super) fn server_name(name: &str) -> Result<ServerName<'static>> {
+pub(crate) fn server_name(name: &str) -> Result<ServerName<'static>> {
     let label = !name.is_empty()
         && name.len() <= 63
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
@@ -163,7 +163,7 @@ fn provider() -> Arc<rustls::crypto::CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
 
-pub(super) fn acceptor(identity: &Identity) -> Result<TlsAcceptor> {
+pub(crate) fn acceptor(identity: &Identity) -> Result<TlsAcceptor> {
     let Parsed { roots, chain, key } = parse(identity)?;
     let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider()).build();
     let verifier = verifier.map_err(|error| cannot(READ, error))?;
@@ -176,7 +176,7 @@ pub(super) fn acceptor(identity: &Identity) -> Result<TlsAcceptor> {
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
-pub(super) fn connector(identity: &Identity) -> Result<TlsConnector> {
+pub(crate) fn connector(identity: &Identity) -> Result<TlsConnector> {
     let Parsed { roots, chain, key } = parse(identity)?;
     let config = rustls::ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])

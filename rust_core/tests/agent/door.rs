@@ -1,5 +1,6 @@
 //! The agent's door to the lighthouse: the real agent, the real lighthouse, and clients in the place of ranks.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -20,7 +21,7 @@ use crate::scene::*;
 const RANK: &str = "echo $TORCHFT_LIGHTHOUSE > .url && mv .url url-$SKY_MONARCH_REPLICA-$SKY_MONARCH_GENERATION; exec sleep 1000";
 
 /// Starts a group whose rank waits, and returns the URL of its first generation.
-async fn open(scene: &Scene, replica: u32, lighthouse: &str) -> Result<String, String> {
+pub async fn open(scene: &Scene, replica: u32, lighthouse: &str) -> Result<String, String> {
     let mut plan = shell(replica, RANK);
     let folder = scene.path(&format!("rank-{replica}"));
     std::fs::create_dir_all(&folder).expect("a folder");
@@ -43,7 +44,7 @@ fn pid_of_lighthouse(scene: &Scene) -> Option<u32> {
 }
 
 /// Where the lighthouse itself listens.
-async fn lighthouse_of(scene: &Scene) -> Result<String, String> {
+pub async fn lighthouse_of(scene: &Scene) -> Result<String, String> {
     eventually("the lighthouse runs", SOON, || pid_of_lighthouse(scene).is_some()).await?;
     let pid = pid_of_lighthouse(scene).unwrap_or_default();
     let environ = std::fs::read_to_string(format!("/proc/{pid}/environ")).expect("its environment");
@@ -51,7 +52,7 @@ async fn lighthouse_of(scene: &Scene) -> Result<String, String> {
     Ok(format!("http://{}", found.ok_or("no address")?))
 }
 
-async fn state(scene: &Scene) -> Value {
+pub async fn state(scene: &Scene) -> Value {
     let address = control_of(scene).unwrap_or_default().parse().expect("an address");
     let client = ControlClient::new(address, Credentials::new(scene.run_id.clone(), TOKEN));
     serde_json::from_str(&client.state(SOON).await.expect("a lighthouse")).expect("JSON")
@@ -225,6 +226,35 @@ async fn a_question_outlives_the_death_of_the_lighthouse(mutant: Option<&'static
     one.beat().await.map_err(|status| status.to_string())
 }
 
+scenario!(who_is_alone_with_the_answer_of_a_dead_lighthouse_is_cut_loose, ignore_split);
+async fn who_is_alone_with_the_answer_of_a_dead_lighthouse_is_cut_loose(
+    mutant: Option<&'static str>,
+) -> Outcome {
+    let soon = if mutant.is_some() { Duration::from_secs(3) } else { SOON };
+    let scene = with_lighthouse(mutant).await;
+    let lighthouse = lighthouse_of(&scene).await?;
+    let zero = Manager::dial(&open(&scene, 0, &lighthouse).await?, "r0:a").await;
+    let one = Manager::dial(&open(&scene, 1, &lighthouse).await?, "r1:a").await;
+    let (asked, other) = (zero.ask(SOON), one.ask(SOON));
+    let quorum = answer(asked).await?;
+    answer(other).await?;
+    kill(pid_of_lighthouse(&scene).ok_or("no lighthouse")?, libc::SIGKILL);
+
+    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let address = control_of(&scene).unwrap_or_default().parse().expect("an address");
+    let supervisor = ControlClient::new(address, Credentials::new(scene.run_id.clone(), TOKEN))
+        .with_news(Arc::new(move |quorum_id, reason| drop(tell.send((quorum_id, reason.to_owned())))));
+    let standing = tokio::spawn(async move { supervisor.stay_connected().await });
+    // The other one was answered, as far as anybody knows, and is in a collective with this one.
+    let asked = zero.ask(SOON);
+    let heard = tokio::time::timeout(soon, told.recv()).await;
+    standing.abort();
+    let (floor, reason) = heard.map_err(|_| "nobody hears of it")?.ok_or("no line")?;
+    ensure(floor == quorum.quorum_id && reason.contains("r1:a"), format!("{floor}: {reason}"))?;
+    let next = one.ask(SOON);
+    ensure(answer(next).await?.quorum_id > floor && answer(asked).await?.quorum_id > floor, "a fresh one")
+}
+
 scenario!(a_question_waits_for_an_absent_lighthouse_no_longer_than_its_own_deadline);
 async fn a_question_waits_for_an_absent_lighthouse_no_longer_than_its_own_deadline(
     mutant: Option<&'static str>,
@@ -248,21 +278,43 @@ scenario!(the_way_through_the_door_is_short);
 async fn the_way_through_the_door_is_short(mutant: Option<&'static str>) -> Outcome {
     let scene = with_lighthouse(mutant).await;
     let lighthouse = lighthouse_of(&scene).await?;
-    let through = open(&scene, 0, &lighthouse).await?;
-    let direct = lighthouse.replacen("http://", &format!("http://r1.g1.{TOKEN}@"), 1);
+    let direct = |replica: u32| lighthouse.replacen("http://", &format!("http://r{replica}.g1.{TOKEN}@"), 1);
+    let ways = [
+        ("direct", direct(2), direct(3)),
+        ("through the door", open(&scene, 0, &lighthouse).await?, open(&scene, 1, &lighthouse).await?),
+    ];
     let mut medians = Vec::new();
-    for url in [direct, through] {
-        let manager = Manager::dial(&url, &url[..10]).await;
-        let mut times = Vec::new();
-        for _ in 0..400 {
-            let began = Instant::now();
-            manager.beat().await.map_err(|status| status.to_string())?;
-            times.push(began.elapsed());
+    for (way, zero, one) in ways {
+        medians.push(median_of_quorums(way, &zero, &one).await?);
+        for replica in [2, 3] {
+            let address = control_of(&scene).unwrap_or_default().parse().expect("an address");
+            let client = ControlClient::new(address, Credentials::new(scene.run_id.clone(), TOKEN));
+            client.evict(replica, 1, SOON).await.map_err(|error| error.to_string())?;
         }
-        times.sort();
-        medians.push(times[times.len() / 2]);
     }
-    eprintln!("a heartbeat: {:?} direct, {:?} through the door", medians[0], medians[1]);
     // Loose enough for a build without optimisation on a machine that builds something else at the same time.
     ensure(medians[1] < medians[0] * 4 + Duration::from_millis(2), format!("{medians:?}"))
+}
+
+/// From the questions of two groups to their answers, many times.
+pub async fn median_of_quorums(way: &str, zero: &str, one: &str) -> Result<Duration, String> {
+    let managers =
+        [Manager::dial(zero, &format!("{way}:0")).await, Manager::dial(one, &format!("{way}:1")).await];
+    let (mut beats, mut quorums) = (Vec::new(), Vec::new());
+    for _ in 0..200 {
+        let began = Instant::now();
+        managers[0].beat().await.map_err(|status| status.to_string())?;
+        beats.push(began.elapsed());
+        let began = Instant::now();
+        let asked = managers.each_ref().map(|manager| manager.ask(SOON));
+        for asked in asked {
+            ensure(answer(asked).await?.participants.len() == 2, "a quorum of two")?;
+        }
+        quorums.push(began.elapsed());
+    }
+    beats.sort();
+    quorums.sort();
+    let (beat, quorum) = (beats[beats.len() / 2], quorums[quorums.len() / 2]);
+    eprintln!("{way}: a heartbeat {beat:?}, a quorum of two {quorum:?} (medians of {})", quorums.len());
+    Ok(quorum)
 }

@@ -3,6 +3,7 @@
 //! Each scenario takes a mutant: with none it must pass, with the defect that it is there to catch it must fail.
 
 mod door;
+mod door_tls;
 mod lifecycle;
 mod news;
 mod output;

@@ -12,21 +12,26 @@ use crate::scene::*;
 
 /// A scene with our lighthouse, as a service of the agent.
 pub async fn with_lighthouse(mutant: Option<&'static str>) -> Scene {
-    Scene::with(mutant, |config| {
-        let dir = config["run_dir"].as_str().unwrap_or_default().to_owned();
-        let json = serde_json::json!({
-            "run_id": config["run_id"], "private": config["private"], "min_replicas": 1, "expect": 2,
-            "join_timeout_s": 60, "heartbeat_timeout_s": 60,
-            "control": format!("unix:{dir}/lighthouse.sock"), "state": format!("{dir}/lighthouse.state"),
-        });
-        let exe = std::env::current_exe().expect("this binary");
-        config["services"] = serde_json::json!([{
-            "name": "lighthouse", "argv": [exe, "--exact", "process::lighthouse_process", "--nocapture"],
-            "env": {"TEST_LIGHTHOUSE_JSON": json.to_string()}, "log": format!("{dir}/lighthouse.log"),
-            "pid_file": format!("{dir}/lighthouse.pid"), "listen": "127.0.0.1:0",
-        }]);
-    })
-    .await
+    Scene::with(mutant, |config| lighthouse_service(config, serde_json::json!({}))).await
+}
+
+/// Makes our lighthouse, with `more` in its configuration, the service of an agent.
+pub fn lighthouse_service(config: &mut serde_json::Value, more: serde_json::Value) {
+    let dir = config["run_dir"].as_str().unwrap_or_default().to_owned();
+    let mut json = serde_json::json!({
+        "run_id": config["run_id"], "private": config["private"], "min_replicas": 1, "expect": 2,
+        "join_timeout_s": 60, "heartbeat_timeout_s": 60,
+        "control": format!("unix:{dir}/lighthouse.sock"), "state": format!("{dir}/lighthouse.state"),
+    });
+    for (key, value) in more.as_object().into_iter().flatten() {
+        json[key] = value.clone();
+    }
+    let exe = std::env::current_exe().expect("this binary");
+    config["services"] = serde_json::json!([{
+        "name": "lighthouse", "argv": [exe, "--exact", "process::lighthouse_process", "--nocapture"],
+        "env": {"TEST_LIGHTHOUSE_JSON": json.to_string()}, "log": format!("{dir}/lighthouse.log"),
+        "pid_file": format!("{dir}/lighthouse.pid"), "listen": "127.0.0.1:0", "spare": true,
+    }]);
 }
 
 /// The control address of that lighthouse.

@@ -198,3 +198,64 @@ while True:
     scene.agent_exit().await?;
     ensure(marked(&scene.run_id).is_empty(), "no service is left")
 }
+
+/// Says in a file who serves, and answers each connection with its pid. A spare waits for its word first.
+const SPARED: &str = r#"
+import os, socket, sys
+if os.environ.get("SKY_MONARCH_SPARE"):
+    open(os.environ["DIR"] + f"/spare-{os.getpid()}", "w").close()
+    if not sys.stdin.buffer.read(1):
+        sys.exit(0)
+s = socket.socket(fileno=int(os.environ["SKY_MONARCH_LISTEN_FD"]))
+while True:
+    peer, _ = s.accept()
+    peer.sendall(str(os.getpid()).encode())
+    peer.close()
+"#;
+
+scenario!(a_service_that_dies_goes_on_as_its_spare, promote_no_spare);
+async fn a_service_that_dies_goes_on_as_its_spare(mutant: Option<&'static str>) -> Outcome {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a port");
+    let mut scene = Scene::with(mutant, |config| {
+        let dir = config["run_dir"].as_str().unwrap_or_default().to_owned();
+        config["services"] = serde_json::json!([
+            {"name": "demo", "argv": ["python3", "-c", SPARED], "env": {"DIR": dir}, "log": format!("{dir}/demo.log"),
+             "pid_file": format!("{dir}/demo.pid"), "listen": port.to_string(), "spare": true},
+        ]);
+    })
+    .await;
+    let spares = |but: &[u32]| {
+        let names = std::fs::read_dir(scene.folder.path()).expect("a folder").flatten();
+        let pids =
+            names.filter_map(|name| name.file_name().to_str()?.strip_prefix("spare-")?.parse::<u32>().ok());
+        pids.filter(|pid| alive(*pid) && !but.contains(pid)).collect::<Vec<_>>()
+    };
+    let ask = || {
+        let mut text = String::new();
+        let mut stream = TcpStream::connect(port).map_err(|e| format!("refused: {e}"))?;
+        stream.set_read_timeout(Some(SOON)).map_err(|e| e.to_string())?;
+        stream.read_to_string(&mut text).map_err(|e| e.to_string())?;
+        text.parse::<u32>().map_err(|e| e.to_string())
+    };
+    eventually("the service is up", SOON, || ask().is_ok()).await?;
+    let mut serving = ask()?;
+    for _ in 0..2 {
+        eventually("there is a spare", SOON, || spares(&[serving]).len() == 1).await?;
+        let spare = spares(&[serving])[0];
+        kill(serving, libc::SIGKILL);
+        eventually("the dead one is gone", SOON, || !alive(serving)).await?;
+        ensure(ask()? == spare, "the spare goes on in its place")?;
+        let named = std::fs::read_to_string(scene.path("demo.pid")).map_err(|e| e.to_string())?;
+        ensure(named.contains(&format!("\"pid\":{spare},")), named)?;
+        serving = spare;
+    }
+    // A spare that dies before it is needed is replaced, and costs the service nothing.
+    eventually("there is another one", SOON, || spares(&[serving]).len() == 1).await?;
+    let idle = spares(&[serving])[0];
+    kill(idle, libc::SIGKILL);
+    eventually("and another", SOON, || spares(&[serving, idle]).len() == 1).await?;
+    ensure(ask()? == serving, "the service was not touched")?;
+    scene.send(sky_monarch_core::protocol::Command::Shutdown { grace_s: 1.0, reason: "down".into() }).await;
+    scene.agent_exit().await?;
+    ensure(marked(&scene.run_id).is_empty(), "neither service nor spare is left")
+}

@@ -14,7 +14,7 @@ fn told(news: &mut broadcast::Receiver<Gone>) -> Vec<Gone> {
 #[test]
 fn a_silent_member_is_gone_at_the_very_moment_and_told_of_once_while_nobody_asks() {
     let (mut scene, first) = Scene::three();
-    let mut news = scene.registry.subscribe();
+    let (mut news, _) = scene.registry.subscribe();
     let due = scene.now + 5 * SECOND;
     scene.pass(19 * SECOND / 4, &ALIVE);
     assert_eq!((scene.registry.recheck_at(), told(&mut news)), (Some(due), vec![]));
@@ -31,7 +31,7 @@ fn a_silent_member_is_gone_at_the_very_moment_and_told_of_once_while_nobody_asks
 #[test]
 fn a_silent_member_that_comes_back_holds_nobody_up_and_is_let_in_when_it_asks() {
     let (mut scene, first) = Scene::three();
-    let mut news = scene.registry.subscribe();
+    let (mut news, _) = scene.registry.subscribe();
     scene.pass(6 * SECOND, &ALIVE);
     assert_eq!(told(&mut news).len(), 1);
     scene.registry.heartbeat(scene.now, 9, is(1, 1), "r1:a").expect("its generation is not over");
@@ -66,7 +66,7 @@ fn a_member_that_asks_again_before_the_next_quorum_gets_one_of_a_new_id() {
 #[test]
 fn an_evict_is_told_once_whatever_was_known_before() {
     let (mut scene, first) = Scene::three();
-    let mut news = scene.registry.subscribe();
+    let (mut news, _) = scene.registry.subscribe();
     scene.registry.evict(scene.now, 1, 1);
     scene.registry.evict(scene.now, 1, 1);
     scene.registry.evict(scene.now, 9, 1);
@@ -82,7 +82,7 @@ fn an_evict_is_told_once_whatever_was_known_before() {
 #[test]
 fn a_lighthouse_that_is_stopped_or_starved_blames_nobody() {
     let (mut scene, _) = Scene::three();
-    let mut news = scene.registry.subscribe();
+    let (mut news, _) = scene.registry.subscribe();
     for gap in [100 * SECOND, 7 * SECOND, SECOND, SECOND, SECOND, SECOND, SECOND, SECOND] {
         scene.now += gap;
         scene.registry.tick(scene.now);
