@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from tests.support.runs import FREE_RANK, Workbench, generation_of
+from tests.support.waiting import PATIENCE
 
 ONE = "os.environ['REPLICA_GROUP_ID'] == '1'"
 
@@ -82,7 +83,7 @@ def test_a_failed_setup_is_named_once_and_nothing_is_started(workbench: Workbenc
 
 def test_a_setup_without_an_end_is_ended_at_its_limit(workbench: Workbench) -> None:
     job = workbench.job("slow", run="true", setup="echo waiting; sleep 300", setup_timeout_s=1)
-    done = workbench.cli("up", str(job))
+    done = workbench.cli("up", str(job), timeout_s=60 * PATIENCE)
     assert done.returncode == 5, done.stdout + done.stderr
     assert "waiting" in done.stdout
     status = workbench.status("slow")

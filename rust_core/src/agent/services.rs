@@ -180,6 +180,9 @@ impl Keeper {
         // It runs, and must stay known to its keeper whatever the disk says: forgotten, it would run beside the next.
         if let Err(error) = write_pid_file(pid_file, process.pid) {
             tracing::warn!(service = self.service.name, %error, "nobody can look up the pid of a service");
+            if mutant::is_on("forget_unnamed") {
+                return Err(error);
+            }
         }
         Ok(process)
     }

@@ -126,7 +126,7 @@ impl Standbys {
                 let last =
                     tail.last().map(|line| env::redact(line, &self.context.run.token)).unwrap_or_default();
                 let again_s = FIRST_RETRY_S * f64::from(1 << slot.deaths.min(6));
-                let more = slot.deaths < MAX_DEATHS;
+                let more = slot.deaths < MAX_DEATHS && !mutant::is_on("lose_standby");
                 slot.due = more.then(|| Instant::now() + Duration::from_secs_f64(again_s));
                 let then =
                     if more { format!("the next one in {again_s} s") } else { "no more are made".into() };
@@ -145,6 +145,9 @@ impl Standbys {
                 late.end(&self.context).await;
             }
             let slot = &mut self.slots[rank];
+            if mutant::is_on("first_rank_stands_by") && rank > 0 {
+                continue;
+            }
             if slot.due.is_some_and(|due| due <= Instant::now()) {
                 slot.due = None;
                 let rank = u32::try_from(rank).unwrap_or(u32::MAX);
@@ -172,7 +175,8 @@ impl Standbys {
         let standby = slot.standby.take()?;
         slot.due = None;
         slot.tepid |= standby.promotion.stage.has(Stage::EARLY);
-        if standby.tracked.process.exit().is_some() {
+        let too_late = mutant::is_on("promote_ready_only") && !standby.promotion.stage.has(Stage::READY);
+        if standby.tracked.process.exit().is_some() || too_late {
             slot.tepid |= standby.is_ahead();
             standby.end(&self.context).await;
             return None;
