@@ -17,6 +17,7 @@ ONE = "os.environ['REPLICA_GROUP_ID'] == '1'"
 # What a rank runs, how many replicas fail, and how `status` shows it: (code, signal).
 ENDS = {
     "one exits 7": (f'{sys.executable} -c "import os, sys; sys.exit(7 if {ONE} else 0)"', 1, (7, None)),
+    "all exit 7": (f'{sys.executable} -c "import sys; sys.exit(7)"', 2, (7, None)),
     "in a pipe": ("false | tee x", 2, (1, None)),
     "a signal": (f'{sys.executable} -c "import os; os.kill(os.getpid(), 11)"', 2, (None, signal.SIGSEGV)),
     "no such program": ("no-such-program-here", 2, None),

@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.support.mutants import HERE, MUTANTS
+from tests.support.mutants_page import PAGE, page
 from tests.support.unmutated import FILES, WITHOUT
 
 ROOT = Path(__file__).parents[2]
@@ -61,3 +62,7 @@ def test_each_mutant_has_one_defect_that_can_be_found_and_words() -> None:
 def test_what_make_test_leaves_out_is_little_of_each_mechanism() -> None:
     always = [mutant for mutant in MUTANTS if mutant.always]
     assert 8 <= len(always) <= 12, "make test has ten minutes"
+
+
+def test_the_page_lists_them_all() -> None:
+    assert PAGE.read_text() == page(), "python -m tests.support.mutants_page"
