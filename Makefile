@@ -27,6 +27,11 @@ test: $(VENV)/.train $(VENV)/.dev ## Run every fast test: Rust, unit, integratio
 	cargo build --quiet --package sky-monarch-py --features mutants
 	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --durations 15
 
+.PHONY: test-mutants
+test-mutants: $(VENV)/.train $(VENV)/.dev ## Leave out one step of recovery at a time: its tests have to fail (slow).
+	cargo test --package sky-monarch-core --features mutants --quiet --test agent -- --skip holds
+	$(BIN)/python -m pytest tests/mutants
+
 .PHONY: test-net
 test-net: $(VENV)/.train $(VENV)/.dev ## Cut links between hosts in network namespaces (needs root and iproute2).
 	$(BIN)/python -m pytest tests/net

@@ -16,6 +16,7 @@ import pytest
 from sky_monarch.launch import process
 from sky_monarch.launch.folder import list_runs
 from tests.support.runs import kill_agent_for_good
+from tests.support.waiting import PATIENCE
 
 pytest.importorskip("sky_monarch._core", reason="the compiled core is what runs here")
 
@@ -79,7 +80,7 @@ def cli(env, tmp_path):
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=110,
+            timeout=110 * PATIENCE,
             stdin=subprocess.DEVNULL,
         )
 
@@ -190,10 +191,12 @@ def test_ctrl_c_at_any_moment_of_up_leaves_nothing_that_down_does_not_end(
 
 
 def test_a_run_whose_agent_and_its_keeper_are_killed_is_lost_and_down_reaps_it(cli, job, state):
-    assert cli("up", job(), "-d").returncode == 0
+    assert cli("up", job(run="setsid sleep 300 & exec sleep 300"), "-d").returncode == 0
     (run,) = list_runs(state)
+    eventually(lambda: sum("sleep" in found.command() for found in process.carrying(run.run_id)) == 4)
     kill_agent_for_good(run)
     assert json.loads(cli("status", "x", "--json").stdout)["state"] == "LOST"
+    assert process.carrying(run.run_id), "what left its session is there to be reaped"
     done = cli("down", "x")
     assert done.returncode == 0, done.stderr
     assert process.carrying(run.run_id) == []

@@ -10,12 +10,14 @@ import sys
 import pytest
 
 from tests.support.runs import FREE_RANK, Workbench, generation_of
+from tests.support.waiting import PATIENCE
 
 ONE = "os.environ['REPLICA_GROUP_ID'] == '1'"
 
 # What a rank runs, how many replicas fail, and how `status` shows it: (code, signal).
 ENDS = {
     "one exits 7": (f'{sys.executable} -c "import os, sys; sys.exit(7 if {ONE} else 0)"', 1, (7, None)),
+    "all exit 7": (f'{sys.executable} -c "import sys; sys.exit(7)"', 2, (7, None)),
     "in a pipe": ("false | tee x", 2, (1, None)),
     "a signal": (f'{sys.executable} -c "import os; os.kill(os.getpid(), 11)"', 2, (None, signal.SIGSEGV)),
     "no such program": ("no-such-program-here", 2, None),
@@ -82,7 +84,7 @@ def test_a_failed_setup_is_named_once_and_nothing_is_started(workbench: Workbenc
 
 def test_a_setup_without_an_end_is_ended_at_its_limit(workbench: Workbench) -> None:
     job = workbench.job("slow", run="true", setup="echo waiting; sleep 300", setup_timeout_s=1)
-    done = workbench.cli("up", str(job))
+    done = workbench.cli("up", str(job), timeout_s=60 * PATIENCE)
     assert done.returncode == 5, done.stdout + done.stderr
     assert "waiting" in done.stdout
     status = workbench.status("slow")

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.processes import zombies_of
 from tests.support.runs import FREE_RANK, Workbench, ended_at_exit, pid_of
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 
 SLEEPER = "sleep 300"
 
@@ -145,7 +145,7 @@ def test_rehearsed_faults_happen_once_and_are_recovered(workbench: Workbench) ->
         "hang:replica=2,rank=0,step=50",
     ]
     done = workbench.cli(
-        "up", str(job), *[part for fault in faults for part in ("--inject", fault)], timeout_s=90
+        "up", str(job), *[part for fault in faults for part in ("--inject", fault)], timeout_s=90 * PATIENCE
     )
     assert done.returncode == 0, done.stdout + done.stderr
     injected = [event for event in workbench.events("rehearsal") if event["event"] == "injected"]

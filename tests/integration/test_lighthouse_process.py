@@ -67,9 +67,11 @@ class Process:
                 [sys.executable, "-m", "sky_monarch.lighthouse", str(self.folder / "lighthouse.json")],
                 env={
                     "PATH": os.environ["PATH"],
-                    "PYTHONPATH": str(ROOT),
+                    "PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)])),
+                    **{key: os.environ[key] for key in ("SKY_MONARCH_MUTANT",) if key in os.environ},
                     **dict([variable.split("=", 1)]),
                 },
+                cwd=self.folder,  # `-m` looks here before PYTHONPATH
                 pass_fds=inherited,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -112,6 +112,22 @@ def test_an_agent_that_is_killed_again_and_again_is_given_up(workbench: Workbenc
     eventually(lambda: not workbench.processes(name), within_s=10)
 
 
+def test_a_keeper_that_is_told_to_end_between_two_lives_begins_no_other(workbench: Workbench) -> None:
+    name = workbench.up(workbench.job("told", run="sleep 300", replicas=1))
+    status = eventually(lambda: (now := workbench.status(name)) and pid_of(now, 0) and now)
+    keeper = workbench.folder_of(name).process("agent")
+    assert keeper
+    keeper.signal(signal.SIGSTOP)  # so that it hears of both at the same moment
+    os.kill(status["agent_pid"], signal.SIGKILL)
+    eventually(lambda: not is_alive(status["agent_pid"]))
+    keeper.signal(signal.SIGTERM)
+    keeper.signal(signal.SIGCONT)
+    eventually(lambda: not keeper.alive, within_s=10, what="the keeper ends")
+    assert len(spawned(workbench, name)) == 1
+    eventually(lambda: not workbench.processes(name), within_s=10)
+    assert workbench.cli("down", name).returncode == 0
+
+
 def test_down_ends_a_run_between_two_lives_of_its_agent(workbench: Workbench) -> None:
     name = workbench.up(workbench.job("between", run="sleep 300", replicas=1))
     status = eventually(lambda: (now := workbench.status(name)) and pid_of(now, 0) and now)

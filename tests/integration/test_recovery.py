@@ -212,12 +212,17 @@ def test_a_new_controller_does_not_stop_a_group_that_waits_for_its_restart(
     before = workbench.status(backing_off)
     os.kill(before["controller_pid"], signal.SIGKILL)
 
-    def again() -> bool:
+    def since_the_agent_is_back() -> list[dict]:
+        """What follows from its connection is in the journal with it, or not at all."""
         events = workbench.events(backing_off)
-        controllers = [event for event in events if event["event"] == "controller_started"]
-        return len(controllers) == 2 and events[-1]["event"] in {"agent_connected", "run_state"}
+        kinds = [event["event"] for event in events]
+        if kinds.count("controller_started") < 2:
+            return []
+        again = len(kinds) - kinds[::-1].index("controller_started")
+        return events[kinds.index("agent_connected", again) :] if "agent_connected" in kinds[again:] else []
 
-    eventually(again)
+    ordered = [event for event in eventually(since_the_agent_is_back) if event["event"] == "command"]
+    assert not ordered, "nothing is ordered"
     after = workbench.status(backing_off)
     assert after["state"] == "RUNNING"
     assert (after["groups"][1]["state"], generation_of(after, 1)) == ("RESTARTING", 3)

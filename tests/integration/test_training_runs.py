@@ -57,17 +57,20 @@ def wait_for_steps_of_all(workbench: Workbench, name: str, step: int) -> dict[st
         assert all((group["step"] or 0) >= step for group in status["groups"]), status["groups"]
         return status
 
-    return eventually(probe, within_s=START_S, every_s=0.5)
+    return eventually(probe, within_s=START_S, every_s=0.5, comes_always=True)
 
 
-def wait_for_event(workbench: Workbench, name: str, event: str, **fields: Any) -> dict[str, Any]:
+def wait_for_event(
+    workbench: Workbench, name: str, event: str, *, comes_always: bool = False, **fields: Any
+) -> dict[str, Any]:
     def probe() -> dict[str, Any] | None:
         for line in workbench.events(name):
             if line["event"] == event and fields.items() <= line.items():
                 return line
         return None
 
-    return eventually(probe, within_s=START_S, every_s=0.5, what=f"{event} {fields}")
+    what = f"{event} {fields}"
+    return eventually(probe, within_s=START_S, every_s=0.5, what=what, comes_always=comes_always)
 
 
 def digests(workbench: Workbench, name: str) -> dict[int, tuple[str, str]]:
@@ -95,7 +98,7 @@ def survive_a_kill(
         **fields,
     )
     if standby:
-        wait_for_event(workbench, name, "standby_ready", replica=1)
+        wait_for_event(workbench, name, "standby_ready", replica=1, comes_always=True)
     before = wait_for_steps_of_all(workbench, name, 3)
     eventually(lambda: all_report(workbench.status(name)), within_s=20)
     os.kill(pid_of(before, 1), signal.SIGKILL)
@@ -218,7 +221,7 @@ def test_a_plain_torchft_script_survives_a_kill(workbench: Workbench) -> None:
         log = workbench.cli("logs", name, "--replica", str(replica)).stdout
         return [int(step) for step in lines.findall(log)]
 
-    eventually(lambda: seen(0) and seen(1), within_s=START_S, every_s=0.5)
+    eventually(lambda: seen(0) and seen(1), within_s=START_S, every_s=0.5, comes_always=True)
     before = workbench.status(name)
     os.kill(pid_of(before, 1), signal.SIGKILL)
     eventually(lambda: len(workbench.pids_spawned(name)[1]) == 2, within_s=START_S)

@@ -92,7 +92,7 @@ class ControllerRun:
             stderr=log,
         )
         log.close()
-        eventually(self._answers, what="the API answers")
+        eventually(self._answers, what="the API answers", comes_always=True)
         return time.monotonic() - since
 
     def _answers(self) -> bool:

@@ -159,7 +159,7 @@ class Workbench:
             assert all(rank["pid"] for group in status["groups"] for rank in group["ranks"]), status["groups"]
             return status
 
-        return eventually(probe, within_s=within_s, every_s=0.05)
+        return eventually(probe, within_s=within_s, every_s=0.05, comes_always=True)
 
     def run_folder(self, name: str) -> Path:
         """Newest run folder of that name."""

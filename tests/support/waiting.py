@@ -16,12 +16,20 @@ class HopelessError(Exception):
     """What a probe raises where waiting longer cannot help."""
 
 
-def eventually(probe: Callable[[], T], *, within_s: float = 20.0, every_s: float = 0.02, what: str = "") -> T:
+def eventually(
+    probe: Callable[[], T],
+    *,
+    within_s: float = 20.0,
+    every_s: float = 0.02,
+    what: str = "",
+    comes_always: bool = False,
+) -> T:
     """Call ``probe`` until it returns something true, and return that.
 
-    An ``AssertionError`` of the probe counts as "not yet"; the last one is shown when time runs out.
+    An ``AssertionError`` of the probe counts as "not yet"; the last one is shown when time runs out. What
+    ``comes_always`` happens before anything goes wrong, whatever is defect: that wait is never shortened.
     """
-    deadline = time.monotonic() + within_s * PATIENCE
+    deadline = time.monotonic() + within_s * (1 if comes_always else PATIENCE)
     last: object = None
     while True:
         try:

@@ -18,6 +18,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from tests.support.waiting import PATIENCE
+
 REPO = Path(__file__).parents[2]
 
 
@@ -35,7 +37,7 @@ class Child:
 
     def wait(self, within_s: float) -> int:
         """Exit code, negative for a signal."""
-        assert self._ended.wait(within_s), f"process {self.pid} still runs after {within_s} s"
+        assert self._ended.wait(within_s * PATIENCE), f"process {self.pid} still runs after {within_s} s"
         assert self.code is not None
         return self.code
 

@@ -225,6 +225,9 @@ impl Group {
     /// Sleeps; true when it was asked to stop meanwhile.
     async fn rest(&mut self, delay: Duration) -> bool {
         let asked = async {
+            if mutant::is_on("deaf_at_rest") {
+                std::future::pending::<()>().await;
+            }
             while self.stop.borrow_and_update().is_none() {
                 if self.stop.changed().await.is_err() {
                     return;

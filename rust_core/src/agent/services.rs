@@ -129,6 +129,10 @@ impl Starter {
                     if let Err(error) = write_pid_file(&self.service.pid_file, life.process.pid) {
                         let service = &self.service.name;
                         tracing::warn!(service, %error, "nobody can look up the pid of a service");
+                        if mutant::is_on("forget_unnamed") {
+                            sleep(FIRST_DELAY).await;
+                            continue;
+                        }
                     }
                     let exited = tokio::select! {
                         biased;

@@ -13,6 +13,7 @@ use std::sync::mpsc;
 
 use tokio::sync::oneshot;
 
+use super::mutant;
 use super::tree::Registry;
 use crate::{Error, ErrorKind, Result};
 
@@ -115,6 +116,8 @@ struct Prepared {
     passed: Option<OwnedFd>,
     nice: i32,
     files: Option<libc::rlimit>,
+    /// Always, but for a defect that was chosen: looked up here, since the forked child may not allocate.
+    dies_with_us: bool,
 }
 
 /// A null-terminated array of pointers into strings that live beside it.
@@ -174,6 +177,7 @@ impl Prepared {
             output: raised(request.output)?,
             passed: request.passed.map(raised).transpose()?,
             nice: request.nice,
+            dies_with_us: !mutant::is_on("no_death_signal"),
             files: request.files,
         })
     }
@@ -312,7 +316,7 @@ unsafe fn child(prepared: &Prepared, reporter: RawFd, parent: libc::pid_t) -> ! 
     // SAFETY: plain system calls on descriptors and strings that were prepared before the fork.
     unsafe {
         libc::setsid();
-        if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) < 0 {
+        if prepared.dies_with_us && libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) < 0 {
             fail(Stage::Prepare);
         }
         if libc::getppid() != parent {

@@ -78,6 +78,9 @@ impl Standbys {
         for (rank, slot) in (0..).zip(&mut self.slots) {
             slot.welcome(&self.context, plan, rank).await;
             slot.bury(&self.context, plan, rank).await;
+            if mutant::is_on("first_rank_stands_by") && rank > 0 {
+                continue;
+            }
             if slot.due.is_some_and(|due| due <= Instant::now()) {
                 slot.due = None;
                 slot.coming = Some(slot.start(&self.context, plan, rank));
@@ -93,7 +96,8 @@ impl Standbys {
         let standby = slot.standby.take()?;
         slot.due = None;
         slot.tepid |= standby.is_early();
-        if standby.tracked.process.exit().is_some() {
+        let too_late = mutant::is_on("promote_ready_only") && !standby.is_ready();
+        if standby.tracked.process.exit().is_some() || too_late {
             slot.tepid |= standby.is_ahead();
             standby.end(&self.context).await;
             return None;
@@ -174,7 +178,7 @@ impl Slot {
     fn fail(&mut self, context: &Shared, plan: &GroupPlan, what: &str) {
         self.deaths += 1;
         let again_s = FIRST_RETRY_S * f64::from(1 << self.deaths.min(6));
-        let more = self.deaths < MAX_DEATHS;
+        let more = self.deaths < MAX_DEATHS && !mutant::is_on("lose_standby");
         self.due = more.then(|| Instant::now() + Duration::from_secs_f64(again_s));
         let then = if more { format!("the next one in {again_s} s") } else { "no more are made".into() };
         let message = format!("{what}; {then}");

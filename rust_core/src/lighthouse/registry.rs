@@ -24,6 +24,7 @@ use super::quorum::{
 use super::refusal::Refusal;
 use super::snapshot::{Counters, QuorumRecord, RecordLeft, RecordMember};
 use super::stores::Stores;
+use crate::agent::mutant;
 use crate::torchft::{Quorum, QuorumMember};
 
 /// Quorums remembered with their reasons.
@@ -121,7 +122,7 @@ impl Registry {
             registry.state.restored = true;
             let evicted =
                 identity.is_some_and(|identity| identity.generation < registry.fence_of(identity.replica));
-            if !evicted {
+            if !evicted && !mutant::is_on("no_time_after_restart") {
                 registry.state.heard.insert(id.clone(), now);
                 registry.known.insert(id.clone(), Known { identity, ..Known::default() });
             }
@@ -223,7 +224,9 @@ impl Registry {
     /// Returns the last quorum that held one of them.
     pub fn evict(&mut self, now: Instant, replica: u32, generation: u64) -> Option<i64> {
         self.observe(now);
-        self.fence(replica, generation.saturating_add(1));
+        if !mutant::is_on("ignore_evict") {
+            self.fence(replica, generation.saturating_add(1));
+        }
         self.counters.evictions += 1;
         self.decide(now);
         let first = Identity { replica, generation: 0 };

@@ -141,9 +141,14 @@ impl Standby {
         Ok(Self { tracked, write, stage, ears, until, started: Instant::now() })
     }
 
+    /// It waits for its promotion.
+    pub fn is_ready(&self) -> bool {
+        self.stage.has(Stage::READY)
+    }
+
     /// Its script runs ahead of the promotion, and has not come to its session yet.
     pub fn is_ahead(&self) -> bool {
-        self.until == StandbyUntil::Session && !self.stage.has(Stage::READY) && !self.is_early()
+        self.until == StandbyUntil::Session && !self.is_ready() && !self.is_early()
     }
 
     /// Its script ended ahead of a session.
@@ -172,7 +177,8 @@ impl Standby {
         let written = timeout(PROMOTION_LIMIT, self.write.write_all(line.as_bytes())).await;
         if matches!(written, Ok(Ok(()))) {
             self.ears.abort();
-            return Some((self.tracked, self.stage.has(Stage::READY)));
+            let is_ready = self.is_ready();
+            return Some((self.tracked, is_ready));
         }
         self.end(context).await;
         None

@@ -41,6 +41,9 @@ impl Registry {
     /// A closed connection is no sign of anything: a network that drops one, or a proxy that is restarted, would look
     /// like a death; of real ones the supervisor tells sooner.
     pub(super) fn drop_silent(&mut self, now: Instant) {
+        if mutant::is_on("never_silent") {
+            return;
+        }
         let silent: Vec<(String, Duration)> = self
             .state
             .previous
@@ -73,6 +76,9 @@ impl Registry {
             self.store_address = None;
         }
         tracing::info!(%id, %why, quorum_id, "a member is gone");
+        if mutant::is_on("no_news") {
+            return;
+        }
         // nobody listens: no supervisor is connected
         let _ = self.news.send(Gone { quorum_id, reason: format!("{id}: {why}") });
     }

@@ -4,6 +4,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Stdio};
 
+use crate::agent::mutant;
 use crate::store_helper::Line;
 use crate::{Error, ErrorKind, Result};
 
@@ -41,6 +42,7 @@ impl Helper {
         if let Some(path) = &command.path {
             starting.env("PATH", path);
         }
+        let dies_with_us = !mutant::is_on("no_death_signal");
         let prepare = move || {
             // SAFETY: async-signal-safe calls with plain numbers; `fd` is open in the child, as in us.
             unsafe {
@@ -48,7 +50,9 @@ impl Helper {
                     return Err(std::io::Error::last_os_error());
                 }
                 // Where it cannot see the end of the line (stopped), it must not outlive us either.
-                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                if dies_with_us {
+                    libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                }
                 // Its import of torch, seconds, must not stand in the way of the ranks'.
                 libc::setpriority(libc::PRIO_PROCESS, 0, 0);
             }

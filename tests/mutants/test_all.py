@@ -1,0 +1,25 @@
+"""Every mutant that `make test` leaves out. Slow: `make test-mutants`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+
+import pytest
+
+from tests.support.defects import Done, all_run, assert_red, build_core
+from tests.support.mutants import MUTANTS, Mutant
+
+REST = [mutant for mutant in MUTANTS if not mutant.always]
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Mutant, Future[Done]]]:
+    with all_run(REST, build_core(), lambda: tmp_path_factory.mktemp("mutant"), at_once=4) as running:
+        yield running
+
+
+@pytest.mark.timeout(1800)  # the first one waits for all that run before it
+@pytest.mark.parametrize("mutant", REST, ids=str)
+def test_the_defect_turns_its_test_red(running: dict[Mutant, Future[Done]], mutant: Mutant) -> None:
+    assert_red(mutant, running[mutant].result())
