@@ -147,13 +147,13 @@ class Checkpoint(Part):
     """Where the state is saved for the case that every replica group is gone."""
 
     to: Annotated[Text, Field(min_length=1)]
-    """Folder, relative to the job file's folder."""
+    """Folder, relative to the job file's folder, or a URL that fsspec knows, such as `s3://bucket/folder`."""
 
     every_steps: Steps
     """Steps between two saves."""
 
     keep: Count = 2
-    """Complete checkpoints that are kept."""
+    """Complete checkpoints that are kept. The last complete one is never removed."""
 
 
 class Lighthouse(Part):

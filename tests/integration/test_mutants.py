@@ -158,8 +158,13 @@ def run_with_defect(
     text = (package / module).read_text()
     assert old in text
     (package / module).write_text(text.replace(old, new, 1))
-    env = {**os.environ, "PYTHONPATH": str(folder), "SKY_MONARCH_TEST_PATIENCE": "0.25", **(more_env or {})}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", test]
+    env = {
+        **os.environ,
+        "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}",
+        "SKY_MONARCH_TEST_PATIENCE": "0.25",
+        **(more_env or {}),
+    }
+    command = [sys.executable, "-P", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", test]
     return subprocess.run(
         command, cwd=ROOT, env=env, text=True, capture_output=True, timeout=110, check=False
     )
