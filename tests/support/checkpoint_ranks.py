@@ -154,10 +154,11 @@ def shard(folder: str, report: str, port: int, rank: int, world_size: int, phase
 
 def upload_and_die(folder: str, url: str, part_bytes: int, parts: int) -> None:
     """Upload what is in ``folder``; SIGKILL this process after so many parts."""
+    from sky_monarch.training.checkpoint import store as store_module
     from sky_monarch.training.checkpoint.folder import CheckpointFolder
-    from sky_monarch.training.checkpoint.store import CheckpointStore
 
-    store = CheckpointStore(url, cancelled=threading.Event(), part_bytes=part_bytes)
+    store_module._AT_ONCE = 1
+    store = store_module.CheckpointStore(url, cancelled=threading.Event(), part_bytes=part_bytes)
     sent = [0]
     call = store._s3
 
