@@ -114,7 +114,7 @@ def test_the_ranks_of_a_group_save_their_shards_together_and_load_them_in_groups
     loaded = run_group(zygote, tmp_path, "load")
     assert loaded[0]["files"] == [".metadata", "COMPLETE", "__0_0.distcp", "__1_0.distcp"]
     for rank in (0, 1):
-        for what in ("step", "own", "model", "optimizer"):
+        for what in ("step", "own", "model", "optimizer", "next"):
             assert loaded[rank][what] == saved[rank][what], what
     (alone,) = run_group(zygote, tmp_path, "load", world_size=1)
     assert (alone["model"], alone["optimizer"]) == (saved[0]["model"], saved[0]["optimizer"])

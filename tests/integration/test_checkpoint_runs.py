@@ -35,7 +35,10 @@ def test_a_save_that_fails_is_an_event_and_all_groups_killed_at_once_go_on_from_
     script = f"{ROOT}/examples/train.py --steps 300".split()
     words = [sys.executable, "-m", "tests.support.staged", str(gate), *script]
     job = workbench.job(
-        "durable", run=shlex.join(words), replicas=2, checkpoint={"to": str(folder), "every_steps": 5, "keep": 2}
+        "durable",
+        run=shlex.join(words),
+        replicas=2,
+        checkpoint={"to": str(folder), "every_steps": 5, "keep": 2},
     )
     name = workbench.up(job)
     saved = wait_for_event(workbench, name, "checkpoint_saved")

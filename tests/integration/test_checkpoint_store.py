@@ -7,6 +7,8 @@ import logging
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +26,8 @@ from sky_monarch.training.checkpoint.saving import Checkpoints
 from sky_monarch.training.checkpoint.store import CheckpointStore
 from sky_monarch.training.checkpoint.uploading import Uploader
 from tests.support.checkpoint_ranks import checkpoints, live_state, state_of
-from tests.support.zygote import Zygote
+from tests.support.runs import ROOT, ended_at_exit
+from tests.support.waiting import eventually
 
 pytestmark = [
     pytest.mark.torch,
@@ -32,7 +35,6 @@ pytestmark = [
     # What S3's libraries leave to the garbage collector.
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning"),
 ]
-RANKS = "tests.support.checkpoint_ranks"
 PART_BYTES = 5 << 20  # the least that S3 takes
 SECRET = "never-to-be-seen-0123456789"
 
@@ -138,20 +140,21 @@ def large(folder: Path) -> Complete:
     return CheckpointFolder(folder).complete()[-1]
 
 
-@pytest.fixture(scope="module")
-def zygote(module_path: Path) -> Iterator[Zygote]:
-    zygote = Zygote(module_path)
-    yield zygote
-    zygote.close()
+def start(function: str, *arguments: object) -> subprocess.Popen[str]:
+    """Another process, without torch."""
+    code = f"from tests.support.checkpoint_ranks import {function} as call; call(*{arguments!r})"
+    path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)]))
+    env = {**os.environ, "PYTHONPATH": path}
+    return subprocess.Popen([sys.executable, "-P", "-c", code], env=env, stderr=subprocess.PIPE, text=True)
 
 
 def test_the_next_process_uploads_only_the_parts_that_are_missing(
-    url: str, s3: dict[str, str], tmp_path: Path, zygote: Zygote, monkeypatch: pytest.MonkeyPatch
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     it = large(tmp_path)
-    monkeypatch.setattr(store_module, "_AT_ONCE", 1)
-    victim = zygote.fork(f"{RANKS}:upload_and_die", str(tmp_path), url, PART_BYTES, 1, **s3)
-    assert victim.wait(60) == -signal.SIGKILL, zygote.log()
+    victim = start("upload_and_die", str(tmp_path), url, PART_BYTES, 1)
+    said = victim.communicate(timeout=60)
+    assert victim.returncode == -signal.SIGKILL, said
     assert steps_at(url) == []
     calls: list[tuple[str, int]] = []
     store = a_store(url)
@@ -173,7 +176,7 @@ def test_the_next_process_uploads_only_the_parts_that_are_missing(
     uploader.wake()
     assert uploader.wait(60)
     sent = [number for method, number in calls if method == "upload_part"]
-    assert sent == [2, 3], calls
+    assert sorted(sent) == [2, 3], calls
     assert "create_multipart_upload" not in dict(calls)
     assert [one.name for one in done] == [it.name]
     (tmp_path / "back").mkdir()
@@ -242,27 +245,21 @@ def test_a_store_that_does_not_answer_is_not_taken_for_an_empty_one(
         saver.restore(live_state())
 
 
-def test_only_one_process_uploads_a_checkpoint_and_a_death_hands_it_on(
-    url: str, s3: dict[str, str], tmp_path: Path, zygote: Zygote
-) -> None:
+def test_only_one_process_uploads_a_checkpoint_and_a_death_hands_it_on(url: str, tmp_path: Path) -> None:
     saver = checkpoints(str(tmp_path))
     assert saver.save(10, state_of(10))
     assert saver.flush(20)
     ready = tmp_path / "ready"
-    holder = zygote.fork(f"{RANKS}:hold_upload_lock", str(tmp_path), str(ready))
-    from tests.support.waiting import eventually
-
-    eventually(ready.exists, within_s=30)
     done: list[Complete] = []
     uploader = Uploader(
         CheckpointFolder(tmp_path), a_store(url), keep=1, done=done.append, failed=lambda it, why: None
     )
-    uploader.wake()
-    assert uploader.wait(30)
-    assert (done, steps_at(url)) == ([], [])
-    assert uploader.in_use() == {CheckpointFolder(tmp_path).complete()[-1].name}, "and nobody may remove it"
-    holder.kill()
-    holder.wait(10)
+    with ended_at_exit(start("hold_upload_lock", str(tmp_path), str(ready))):
+        eventually(ready.exists, within_s=30)
+        uploader.wake()
+        assert uploader.wait(30)
+        assert (done, steps_at(url)) == ([], [])
+        assert uploader.in_use() == {CheckpointFolder(tmp_path).complete()[-1].name}, "nobody may remove it"
     uploader.wake()
     assert uploader.wait(30)
     assert steps_at(url) == [10]

@@ -20,6 +20,13 @@ CONTROLLER = "tests/integration/test_controller_process.py"
 LIFECYCLE = "tests/integration/test_lifecycle.py"
 KILLED = f"{RECOVERY}::test_a_killed_rank_is_replaced_and_the_others_keep_their_processes"
 
+CHECKPOINTS = "tests/integration/test_checkpoint_kills.py"
+KILLED_SAVES = f"{CHECKPOINTS}::test_killed_before_any_operation_of_a_save_a_whole_checkpoint_is_loaded"
+
+RUNS = (
+    "tests/integration/test_checkpoint_runs.py"
+    "::test_a_save_that_fails_is_an_event_and_all_groups_killed_at_once_go_on_from_the_last_good_one"
+)
 ORPHANS = "tests/integration/test_orphans.py::test_a_killed_agent_is_replaced_and_no_rank_lives_twice"
 
 # What is left out, the test that has to notice, and a word of what it then says.
@@ -101,6 +108,64 @@ MUTANTS = [
 
 # The same in Python: a module, what is replaced in it, by what; the test and its word.
 PYTHON_MUTANTS = [
+    # Visible before it is complete.
+    (
+        "training/checkpoint/folder.py",
+        '        tmp = self.path / f"{_TMP}{name}"\n        tmp.mkdir',
+        "        tmp = self.path / name\n        tmp.mkdir",
+        KILLED_SAVES,
+        "assert",
+    ),
+    # The one before is removed first.
+    (
+        "training/checkpoint/folder.py",
+        "        for it in complete:\n            if it.name == newest or",
+        "        for it in complete:\n            self.discard(it.name)\n            if it.name == newest or",
+        f"{CHECKPOINTS}::test_writers_that_know_nothing_of_each_other_leave_whole_checkpoints",
+        "assert",
+    ),
+    (
+        "training/checkpoint/saving.py",
+        "            self._decline(self._declined.popleft())",
+        "            self._declined.popleft()",
+        f"{CHECKPOINTS}::test_a_rank_that_is_still_busy_costs_its_group_that_checkpoint_only",
+        "nobody waits",
+    ),
+    (
+        "training/checkpoint/contents.py",
+        "like = param if isinstance(param, DTensor)",
+        "like = None if isinstance(param, DTensor)",
+        f"{CHECKPOINTS}::test_the_ranks_of_a_group_save_their_shards_together_and_load_them_in_groups_of_any_size",
+        "assert",
+    ),
+    (
+        "training/checkpoint/saving.py",
+        "                self.folder.verify(it)\n",
+        "",
+        "tests/unit/test_checkpoint.py::test_a_damaged_one_is_named_and_the_one_before_is_taken[a bit]",
+        "failed",
+    ),
+    (
+        "training/checkpoint/store.py",
+        "        upload_id = journal.get(file)",
+        "        upload_id = None",
+        "tests/integration/test_checkpoint_store.py::test_the_next_process_uploads_only_the_parts_that_are_missing",
+        "assert [1, 2, 3] == [2, 3]",
+    ),
+    (
+        "training/state.py",
+        "        manager.load_state_dict(parts[MANAGER])\n        return True",
+        "        return False",
+        "tests/integration/test_session.py::test_all_groups_go_on_from_the_newest_checkpoint",
+        "assert",
+    ),
+    (
+        "controller/controller.py",
+        "                for row in news:\n",
+        "                for row in ():\n",
+        RUNS,
+        "not within",
+    ),
     ("keeper.py", "_MOST_SHORT_LIVES = 10", "_MOST_SHORT_LIVES = 1", ORPHANS, "not within"),
     (
         "controller/controller.py",
