@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from sky_monarch.config.problem import FieldRefusalError
 
-__all__ = ["folder_of", "require_usable", "without_secrets"]
+__all__ = ["folder_of", "require_no_credentials", "require_usable"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
@@ -51,6 +51,20 @@ def folder_of(target: str) -> str | None:
     return url.path
 
 
+def require_no_credentials(target: str) -> None:
+    """Refuse a URL that holds what must not be shown and stored.
+
+    Raises:
+        FieldRefusalError: It has userinfo or a query.
+    """
+    url = urlsplit(target) if _SCHEME.match(target) else None
+    if url is not None and url.scheme != "file" and ("@" in url.netloc or url.query):
+        raise FieldRefusalError(
+            "must hold no credentials: it is shown and stored",
+            fix="give them in `secrets`, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+        )
+
+
 def require_usable(target: str, *, find: Callable[[str], object | None] = find_spec) -> None:
     """Refuse a URL that this interpreter cannot save to. Imports nothing that costs, unless it has to.
 
@@ -65,11 +79,7 @@ def require_usable(target: str, *, find: Callable[[str], object | None] = find_s
     scheme = url.scheme.lower()
     if scheme in _UNFIT:
         raise FieldRefusalError(f"cannot be {scheme}://: {_UNFIT[scheme]}", fix="name a folder, or s3://…")
-    if "@" in url.netloc or url.query:
-        raise FieldRefusalError(
-            "must hold no credentials: it is shown and stored",
-            fix="give them in `secrets`, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
-        )
+    require_no_credentials(target)
     if not url.netloc:
         raise FieldRefusalError(f"names no bucket: {target[:80]}", fix=f"write {scheme}://bucket/folder")
     if find("fsspec") is None:
@@ -88,12 +98,3 @@ def require_usable(target: str, *, find: Callable[[str], object | None] = find_s
     module, fix = _NEEDS[scheme]
     if find(module) is None:
         raise FieldRefusalError(f"{scheme}:// needs {module}, which is not installed", fix=fix)
-
-
-def without_secrets(target: str) -> str:
-    """``target`` as it may be shown: no userinfo, no query."""
-    scheme = _SCHEME.match(target)
-    if scheme is None:
-        return target
-    url = urlsplit(target)
-    return f"{scheme[0]}{url.netloc.rpartition('@')[2]}{url.path}"

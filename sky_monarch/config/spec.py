@@ -26,6 +26,7 @@ from pydantic import (
 )
 
 from sky_monarch.config import checks, environment
+from sky_monarch.config.checkpoint_target import require_no_credentials
 from sky_monarch.config.fields import (
     Count,
     Infra,
@@ -143,10 +144,16 @@ class Recovery(Part):
     back sooner, but what stands above runs twice at once, and the model is in memory (or on the device) twice."""
 
 
+def _target(value: object) -> object:
+    if isinstance(value, str):
+        require_no_credentials(value)
+    return value
+
+
 class Checkpoint(Part):
     """Where the state is saved for the case that every replica group is gone."""
 
-    to: Annotated[Text, Field(min_length=1)]
+    to: Annotated[Text, Field(min_length=1), BeforeValidator(_target)]
     """Folder, relative to the job file's folder, or a URL that fsspec knows, such as `s3://bucket/folder`."""
 
     every_steps: Steps

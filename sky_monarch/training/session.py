@@ -25,8 +25,6 @@ from torch import distributed as dist
 from sky_monarch.errors import ConfigError, QuorumError
 from sky_monarch.standby import is_held, wait_for_promotion
 from sky_monarch.training.agent_link import AgentLink
-from sky_monarch.training.checkpoint.plan import CheckpointPlan
-from sky_monarch.training.checkpoint.saving import Checkpoints
 from sky_monarch.training.collectives import BUCKET_BYTES, GradientBuckets
 from sky_monarch.training.digest import parameters_digest
 from sky_monarch.training.drain import Drain
@@ -90,7 +88,7 @@ class Session:
             raise ConfigError(f"retries is {retries}; it must be at least 0")
         self._env = RankEnvironment.read()
         self._timeouts = Timeouts.derive(timeouts)
-        self._state = TrainingState(_checkpoints(self._env, optimizer))
+        self._state = TrainingState.of(self._env, optimizer)
         self._buckets = GradientBuckets(model.parameters(), bucket_bytes=bucket_bytes)
         self._model, self._optimizer = model, optimizer
         self._target_step, self._seed = target_step, seed
@@ -101,7 +99,6 @@ class Session:
         self._manager: SessionManager | None = None
         self._begun = self._averaged = False
         self._leader = False
-        self._metrics: dict[str, float] = {}
         self._drain = Drain()
         self.register_state("model", model.load_state_dict, model.state_dict)
         self.register_state("optimizer", optimizer.load_state_dict, optimizer.state_dict)
@@ -319,14 +316,9 @@ class Session:
         self._begun = self._averaged = False
         leads = manager.participating_rank() == 0
         self._leader = leads and self.rank == 0
-        took_part = manager.is_participating()
-        self._metrics = {name: float(value) for name, value in metrics.items()} if took_part else {}
-        self._state.save(manager, self.step, leads=leads)
-        self._report(manager)
-
-    def _report(self, manager: SessionManager) -> None:
-        metrics = self._metrics | self._state.news()
-        self._link.committed(self.step, manager.quorum_id, manager.num_participants(), metrics)
+        values = {name: float(value) for name, value in metrics.items()} if manager.is_participating() else {}
+        values |= self._state.save(manager, self.step, leads=leads)
+        self._link.committed(self.step, manager.quorum_id, manager.num_participants(), values)
 
     def _entered(self) -> SessionManager:
         if self._manager is None:
@@ -374,9 +366,7 @@ class Session:
             self._manager = make_manager(env, self._timeouts, self._group, store, undo)
             self._rounds = Rounds(self._manager, self._timeouts, self._drain)
             self._state.hand_to(self._manager)
-            if self._state.checkpoints is not None:
-                undo.callback(self._state.checkpoints.close)
-                self._state.checkpoints.join(store[:2], env.generation)
+            self._state.join(store[:2], env.generation, undo)
             self._link = AgentLink(
                 env,
                 target_step=self._target_step,
@@ -394,23 +384,14 @@ class Session:
         """Leave the quorum; after the target step first stay as a donor until nobody needs one."""
         try:
             if kind is None:
-                self._flush()
+                with self.pause("saving a checkpoint", self._release_limit_s):
+                    self._link.add(self._state.flush(self._release_limit_s))
             if kind is None and self._target_step is not None and self.finished:
                 self._stay_as_donor(self._entered())
             if kind is not None:
                 self._group.cut()  # the others need not wait for the end of this process
         finally:
             self._resources.close()
-
-    def _flush(self) -> None:
-        """Wait for a checkpoint under way, and say how it went: no commit follows that would."""
-        if self._state.checkpoints is None:
-            return
-        before = self._state.news()
-        with self.pause("saving a checkpoint", self._release_limit_s):
-            self._state.checkpoints.flush(self._release_limit_s)
-        if self._state.news() != before:
-            self._report(self._entered())
 
     def _stay_as_donor(self, manager: SessionManager) -> None:
         """Answer quorums, so that a group that is still on its way can heal to the end, until released."""
@@ -425,12 +406,3 @@ class Session:
                 manager.start_quorum()
             if self._link.released.wait(_DONOR_POLL_S):
                 return
-
-
-def _checkpoints(env: RankEnvironment, optimizer: torch.optim.Optimizer) -> Checkpoints | None:
-    """What the job says of checkpoints; None for a job without."""
-    if not env.checkpoint:
-        return None
-    parameters = [param for group in optimizer.param_groups for param in group["params"]]
-    plan = CheckpointPlan.parse(env.checkpoint)
-    return Checkpoints(plan, rank=env.rank, world_size=env.world_size, parameters=parameters)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from sky_monarch.errors import ConfigError
 from sky_monarch.training.checkpoint.contents import MANAGER
+from sky_monarch.training.checkpoint.plan import CheckpointPlan
 from sky_monarch.training.checkpoint.saving import Checkpoints
+from sky_monarch.training.environment import RankEnvironment
 from sky_monarch.training.manager import SessionManager
 
 __all__ = ["TrainingState"]
@@ -26,6 +31,31 @@ class TrainingState:
     def __init__(self, checkpoints: Checkpoints | None) -> None:
         self.checkpoints = checkpoints
         self._parts: dict[str, tuple[Callable[[Any], None], Callable[[], Any]]] = {}
+
+    @classmethod
+    def of(cls, env: RankEnvironment, optimizer: torch.optim.Optimizer) -> TrainingState:
+        """The state of a rank, with the checkpoints that its job asks for.
+
+        Raises:
+            ConfigError: The job's ``checkpoint`` cannot be used.
+        """
+        if not env.checkpoint:
+            return cls(None)
+        parameters = [param for group in optimizer.param_groups for param in group["params"]]
+        plan = CheckpointPlan.parse(env.checkpoint)
+        return cls(Checkpoints(plan, rank=env.rank, world_size=env.world_size, parameters=parameters))
+
+    def join(self, store: tuple[str, int], generation: int, undo: contextlib.ExitStack) -> None:
+        """Meet the other ranks of the group, for checkpoints.
+
+        Args:
+            store: Address of the group's store.
+            generation: Of the group.
+            undo: Gets what must be done at the end.
+        """
+        if self.checkpoints is not None:
+            undo.callback(self.checkpoints.close)
+            self.checkpoints.join(store, generation)
 
     def add(self, key: str, load: Callable[[Any], None], save: Callable[[], Any]) -> None:
         """Add a part.
@@ -62,24 +92,30 @@ class TrainingState:
         manager.load_state_dict(parts[MANAGER])
         return True
 
-    def save(self, manager: SessionManager, step: int, *, leads: bool) -> None:
-        """Begin to save it where that is due.
+    def save(self, manager: SessionManager, step: int, *, leads: bool) -> dict[str, float]:
+        """Begin to save it where that is due; returns what happened to checkpoints so far, as metrics.
 
         Args:
             manager: Has a state, too.
             step: Steps committed.
             leads: Whether it is the turn of this replica group, of which every rank takes part.
         """
-        if self.checkpoints is None or not self.checkpoints.due(step):
-            return
-        if leads:
+        if self.checkpoints is None:
+            return {}
+        if not self.checkpoints.due(step):
+            pass
+        elif leads:
             self.checkpoints.save(
                 step,
                 {MANAGER: manager.state_dict(), **{key: save() for key, (_, save) in self._parts.items()}},
             )
         else:
             self.checkpoints.look_after_uploads()
+        return self.checkpoints.news()
 
-    def news(self) -> dict[str, float]:
-        """What happened to checkpoints so far, as metrics."""
-        return {} if self.checkpoints is None else self.checkpoints.news()
+    def flush(self, limit_s: float) -> dict[str, float]:
+        """Wait for a save under way; returns what happened to checkpoints so far, as metrics."""
+        if self.checkpoints is None:
+            return {}
+        self.checkpoints.flush(limit_s)
+        return self.checkpoints.news()

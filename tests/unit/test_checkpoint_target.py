@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from sky_monarch.config import check_job
-from sky_monarch.config.checkpoint_target import folder_of, require_usable, without_secrets
+from sky_monarch.config import JobSpec, check_job
+from sky_monarch.config.checkpoint_target import folder_of, require_usable
 from sky_monarch.config.problem import FieldRefusalError
 from sky_monarch.controller.checkpoints import CheckpointNews
 
@@ -62,9 +62,12 @@ def test_a_job_file_may_name_a_store_and_keeps_the_url_as_it_is(monkeypatch: pyt
     assert checked.job.checkpoint.to == "s3://b/x"
 
 
-def test_what_is_shown_of_a_url_holds_no_secret() -> None:
-    assert without_secrets("s3://key:secret@bucket/x?token=1") == "s3://bucket/x"
-    assert without_secrets("/data/x@y") == "/data/x@y"
+def test_a_job_from_python_cannot_hold_credentials_in_its_target_either() -> None:
+    fields = {"name": "x", "replicas": 1, "run": "true"}
+    with pytest.raises(ValueError, match="must hold no credentials") as caught:
+        JobSpec(**fields, checkpoint={"to": "s3://key:secret@b/x", "every_steps": 1})
+    assert "key:secret" not in str(caught.value)
+    assert JobSpec(**fields, checkpoint={"to": "/data/x@y?z", "every_steps": 1}).checkpoint is not None
 
 
 def progress(generation: int = 1, **metrics: float) -> dict[str, object]:

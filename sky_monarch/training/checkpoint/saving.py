@@ -336,10 +336,9 @@ class Checkpoints:
         self._tell(checkpoint_step=it.step, checkpoint_bytes=it.marker.size)
 
     def _failed(self, step: int, error: BaseException) -> None:
-        failures = self._news.get("checkpoint_failures", 0) + 1
-        self._tell(
-            checkpoint_failures=failures, checkpoint_failed_step=step, checkpoint_errno=_errno_of(error)
-        )
+        with self._lock:  # the uploading thread counts, too
+            self._news["checkpoint_failures"] = self._news.get("checkpoint_failures", 0.0) + 1
+            self._news |= {"checkpoint_failed_step": float(step), "checkpoint_errno": float(_errno_of(error))}
 
     def _tell(self, **news: float) -> None:
         with self._lock:
