@@ -77,6 +77,11 @@ def _run_state(fields: _Fields) -> str:
     return f"run is {fields.get('state')}{_why(fields)}"
 
 
+def _failed_checkpoint(fields: _Fields) -> str:
+    why = fields.get("error") or "its log says why"
+    return f"the checkpoint of step {fields.get('step')} was not saved to {fields.get('to')}: {why}"
+
+
 _TEXTS: Mapping[str, Callable[[_Fields], str]] = {
     "setup_started": lambda _: "setup began",
     "setup_finished": lambda f: (
@@ -101,6 +106,14 @@ _TEXTS: Mapping[str, Callable[[_Fields], str]] = {
     "evicted": _evicted,
     "swept": lambda f: f"left-over processes ended: {', '.join(map(str, f.get('pids') or ()))}",
     "notice": lambda f: str(f.get("message")),
+    "checkpoint_saved": lambda f: (
+        f"checkpoint of step {f.get('step')} is complete, {f.get('bytes')} bytes, in {f.get('to')}"
+    ),
+    "checkpoint_failed": _failed_checkpoint,
+    "checkpoint_restored": lambda f: f"goes on from the checkpoint of step {f.get('step')} in {f.get('to')}",
+    "checkpoint_damaged": lambda f: (
+        f"the checkpoint of step {f.get('step')} in {f.get('to')} is damaged, an older one was tried"
+    ),
     "controller_started": lambda f: f"controller runs, pid {f.get('pid')}",
     "agent_connected": lambda f: f"agent of host {f.get('host')} is connected, pid {f.get('pid')}",
     "agent_disconnected": lambda f: f"agent of host {f.get('host')} is gone: {f.get('reason')}",
@@ -139,7 +152,7 @@ def is_failure(event: Event) -> bool:
     if event.event == "rank_exited":
         exit_ = fields.get("exit")
         return not fields.get("collateral") and exit_ != {"code": 0}
-    return event.event == "group_given_up"
+    return event.event in ("group_given_up", "checkpoint_failed", "checkpoint_damaged")
 
 
 def line(event: Event) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from sky_monarch.config.checkpoint_target import folder_of, require_usable
 from sky_monarch.config.checks import disagreements
 from sky_monarch.config.document import (
     DocumentError,
@@ -219,12 +220,15 @@ class _Loader:
         target = checkpoint.get("to") if isinstance(checkpoint, dict) else None
         if isinstance(checkpoint, dict) and isinstance(target, str) and target and "\0" not in target:
             path = ("checkpoint", "to")
-            if "://" in target:
-                self._problem(
-                    path, "this version saves to folders only, no URLs", fix="mount it, and name the folder"
-                )
+            try:
+                local = folder_of(target)
+                if local is None:
+                    require_usable(target)
+                    return
+            except FieldRefusalError as error:
+                self._problem(path, str(error), fix=error.fix)
                 return
-            folder = self._absolute(path, target)
+            folder = self._absolute(path, local)
             if folder and _is(os.path.exists, folder) and not _is(os.path.isdir, folder):
                 self._problem(path, f"{folder} is no folder")
             checkpoint["to"] = folder or target

@@ -26,6 +26,7 @@ from pydantic import (
 )
 
 from sky_monarch.config import checks, environment
+from sky_monarch.config.checkpoint_target import require_no_credentials
 from sky_monarch.config.fields import (
     Count,
     Infra,
@@ -147,17 +148,23 @@ class Recovery(Part):
     `exec`: each imports for itself, which costs the others seconds of processor time after a recovery."""
 
 
+def _target(value: object) -> object:
+    if isinstance(value, str):
+        require_no_credentials(value)
+    return value
+
+
 class Checkpoint(Part):
     """Where the state is saved for the case that every replica group is gone."""
 
-    to: Annotated[Text, Field(min_length=1)]
-    """Folder, relative to the job file's folder."""
+    to: Annotated[Text, Field(min_length=1), BeforeValidator(_target)]
+    """Folder, relative to the job file's folder, or a URL that fsspec knows, such as `s3://bucket/folder`."""
 
     every_steps: Steps
     """Steps between two saves."""
 
     keep: Count = 2
-    """Complete checkpoints that are kept."""
+    """Complete checkpoints that are kept. The last complete one is never removed."""
 
 
 class Lighthouse(Part):

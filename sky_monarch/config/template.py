@@ -45,7 +45,7 @@ run: python train.py             # what each rank runs; a single command gets no
 #   standby_until: imports       # session: it also runs the script, up to its Session, ahead of time
 
 # checkpoint: null               # where the state is saved for the case that every replica group is gone:
-#   to: checkpoints              #   a folder, relative to this file's folder
+#   to: checkpoints              #   a folder, relative to this file's folder, or s3://bucket/folder
 #   every_steps: 100             #   steps between two saves
 #   keep: 2                      #   complete checkpoints that are kept
 

@@ -19,6 +19,7 @@ import structlog
 
 from sky_monarch.controller import model
 from sky_monarch.controller.agents import Agents, Incoming
+from sky_monarch.controller.checkpoints import CheckpointNews
 from sky_monarch.controller.journal import Journal
 from sky_monarch.controller.logs import LogReader, Process
 from sky_monarch.controller.plans import Plans
@@ -66,6 +67,7 @@ class Controller:
         self._book = StatusBook(
             self._limits.replicas, self._limits.ranks_per_replica, has_setup=plans.has_setup
         )
+        self._checkpoints = CheckpointNews(plans.checkpoint_target)
         self._seqs: dict[int, int] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._pending_timers: dict[str, float] = {}
@@ -104,6 +106,7 @@ class Controller:
         while page := self._journal.read(after, _REPLAY_PAGE):
             for row in page:
                 self._book.apply(row)
+                self._checkpoints.apply(row)
                 event = policy_event(row)
                 if event is not None:
                     self._state, actions = step(self._state, event, self._limits)
@@ -147,7 +150,10 @@ class Controller:
                 self._event(item, received_ns)
                 acks[item.host] = max(acks.get(item.host, 0), item.data["seq"])
             case "progress":
-                self._book.progress(item.data)
+                progress, news = self._checkpoints.take(item.data)
+                for row in news:
+                    self._append(row)
+                self._book.progress(progress)
             case "log_chunk":
                 self.logs.answered(item.host, item.data)
             case "connected":
@@ -208,6 +214,7 @@ class Controller:
         if stored is None:
             return
         self._book.apply(stored)
+        self._checkpoints.apply(stored)
         event = policy_event(stored)
         if event is None:
             return

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sky_monarch.config import JobSpec, rank_command
+from sky_monarch.config.checkpoint_target import folder_of
 from sky_monarch.controller import model
 from sky_monarch.controller.settings import Settings
 from sky_monarch.errors import ConfigError
@@ -82,6 +83,7 @@ class Plans:
             grace_s=job.recovery.grace_s,
         )
         self.has_setup = bool(job.setup.strip())
+        self.checkpoint_target = None if job.checkpoint is None else self._checkpoint()["to"]
 
     def command(self, action: model.Action, *, fired: Collection[int] = ()) -> dict[str, Any]:
         """The protocol's command for what the policy wants.
@@ -184,11 +186,20 @@ class Plans:
         retries = max(1, math.ceil(timeouts["quorum_timeout_s"] / _QUORUM_RETRY_S))
         if _QUORUM_RETRIES not in self._envs:
             variables[_QUORUM_RETRIES] = str(retries)
-        if (checkpoint := self._job.checkpoint) is not None:
-            folder = os.path.normpath(self._workdir / Path(checkpoint.to).expanduser())
-            plan = {"to": folder, "every_steps": checkpoint.every_steps, "keep": checkpoint.keep}
-            variables["SKY_MONARCH_CHECKPOINT"] = json.dumps(plan)
+        if self._job.checkpoint is not None:
+            variables["SKY_MONARCH_CHECKPOINT"] = json.dumps(self._checkpoint())
         return variables
+
+    def _checkpoint(self) -> dict[str, Any]:
+        checkpoint = self._job.checkpoint
+        if checkpoint is None:
+            return {}
+        plan = {"to": checkpoint.to, "every_steps": checkpoint.every_steps, "keep": checkpoint.keep}
+        folder = folder_of(checkpoint.to)
+        if folder is None:
+            # Outlives a rank, whose replacement goes on with the upload.
+            return {**plan, "staging": str(self._settings.run_dir / "checkpoints")}
+        return {**plan, "to": os.path.normpath(self._workdir / Path(folder).expanduser())}
 
     def _devices(self, replica: int) -> list[list[int]]:
         """Device indices by rank: groups of one host lie side by side in the order of its list."""

@@ -74,6 +74,7 @@ class AgentLink:
         self._waiting_since: float | None = None
         self._wait_limit_s, self._later_limit_s = wait_limits_s
         self._paused = False
+        self._last: tuple[int, int, int, Mapping[str, float]] | None = None
         self._closed = threading.Event()
         self._client = self._connect(env, target_step)
         self._refusal: PeerRefusedError | None = None
@@ -118,11 +119,17 @@ class AgentLink:
     def committed(self, step: int, quorum_id: int, participants: int, metrics: Mapping[str, float]) -> None:
         """Report a committed step."""
         self._wait_limit_s = self._later_limit_s
+        self._last = (step, quorum_id, participants, metrics)
         self._tell(
             lambda client: client.committed(
                 step, quorum_id=quorum_id, participants=participants, metrics=metrics
             )
         )
+
+    def add(self, metrics: Mapping[str, float]) -> None:
+        """Add metrics to the last commit, where no further one would tell them."""
+        if self._last is not None and metrics.items() - self._last[3].items():
+            self.committed(*self._last[:3], {**self._last[3], **metrics})
 
     def done(self, step: int) -> None:
         """Report that the work is done: the agent releases this rank when nobody needs it any more."""

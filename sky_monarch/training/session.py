@@ -25,7 +25,6 @@ from torch import distributed as dist
 from sky_monarch.errors import ConfigError, QuorumError
 from sky_monarch.standby import is_held, wait_for_promotion
 from sky_monarch.training.agent_link import AgentLink
-from sky_monarch.training.checkpoint import CheckpointFolder, CheckpointPlan
 from sky_monarch.training.collectives import BUCKET_BYTES, GradientBuckets
 from sky_monarch.training.digest import parameters_digest
 from sky_monarch.training.drain import Drain
@@ -89,9 +88,7 @@ class Session:
             raise ConfigError(f"retries is {retries}; it must be at least 0")
         self._env = RankEnvironment.read()
         self._timeouts = Timeouts.derive(timeouts)
-        self._state = TrainingState(
-            CheckpointFolder(CheckpointPlan.parse(self._env.checkpoint)) if self._env.checkpoint else None
-        )
+        self._state = TrainingState.of(self._env, optimizer)
         self._buckets = GradientBuckets(model.parameters(), bucket_bytes=bucket_bytes)
         self._model, self._optimizer = model, optimizer
         self._target_step, self._seed = target_step, seed
@@ -317,9 +314,10 @@ class Session:
             self._before_update(self.step - 1)
         self._optimizer.step()
         self._begun = self._averaged = False
-        self._leader = manager.participating_rank() == 0 and self.rank == 0
+        leads = manager.participating_rank() == 0
+        self._leader = leads and self.rank == 0
         values = {name: float(value) for name, value in metrics.items()} if manager.is_participating() else {}
-        values |= self._state.save(manager, self.step, leader=self._leader)
+        values |= self._state.save(manager, self.step, leads=leads)
         self._link.committed(self.step, manager.quorum_id, manager.num_participants(), values)
 
     def _entered(self) -> SessionManager:
@@ -368,6 +366,7 @@ class Session:
             self._manager = make_manager(env, self._timeouts, self._group, store, undo)
             self._rounds = Rounds(self._manager, self._timeouts, self._drain)
             self._state.hand_to(self._manager)
+            self._state.join(store[:2], env.generation, undo)
             self._link = AgentLink(
                 env,
                 target_step=self._target_step,
@@ -385,7 +384,8 @@ class Session:
         """Leave the quorum; after the target step first stay as a donor until nobody needs one."""
         try:
             if kind is None:
-                self._state.flush(self._release_limit_s)
+                with self.pause("saving a checkpoint", self._release_limit_s):
+                    self._link.add(self._state.flush(self._release_limit_s))
             if kind is None and self._target_step is not None and self.finished:
                 self._stay_as_donor(self._entered())
             if kind is not None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Any
 
-from sky_monarch.errors import CheckpointError, ConfigError
-from sky_monarch.training.checkpoint import CheckpointFolder, snapshot
+import torch
+
+from sky_monarch.errors import ConfigError
+from sky_monarch.training.checkpoint.contents import MANAGER
+from sky_monarch.training.checkpoint.plan import CheckpointPlan
+from sky_monarch.training.checkpoint.saving import Checkpoints
+from sky_monarch.training.environment import RankEnvironment
 from sky_monarch.training.manager import SessionManager
 
 __all__ = ["TrainingState"]
@@ -16,15 +22,40 @@ logger = logging.getLogger(__name__)
 
 
 class TrainingState:
-    """The registered parts of the state, and the folder in which they are saved.
+    """The registered parts of the state, and how they become durable.
 
     Args:
-        folder: None for a job without checkpoints.
+        checkpoints: None for a job without checkpoints.
     """
 
-    def __init__(self, folder: CheckpointFolder | None) -> None:
-        self._folder = folder
+    def __init__(self, checkpoints: Checkpoints | None) -> None:
+        self.checkpoints = checkpoints
         self._parts: dict[str, tuple[Callable[[Any], None], Callable[[], Any]]] = {}
+
+    @classmethod
+    def of(cls, env: RankEnvironment, optimizer: torch.optim.Optimizer) -> TrainingState:
+        """The state of a rank, with the checkpoints that its job asks for.
+
+        Raises:
+            ConfigError: The job's ``checkpoint`` cannot be used.
+        """
+        if not env.checkpoint:
+            return cls(None)
+        parameters = [param for group in optimizer.param_groups for param in group["params"]]
+        plan = CheckpointPlan.parse(env.checkpoint)
+        return cls(Checkpoints(plan, rank=env.rank, world_size=env.world_size, parameters=parameters))
+
+    def join(self, store: tuple[str, int], generation: int, undo: contextlib.ExitStack) -> None:
+        """Meet the other ranks of the group, for checkpoints.
+
+        Args:
+            store: Address of the group's store.
+            generation: Of the group.
+            undo: Gets what must be done at the end.
+        """
+        if self.checkpoints is not None:
+            undo.callback(self.checkpoints.close)
+            self.checkpoints.join(store, generation)
 
     def add(self, key: str, load: Callable[[Any], None], save: Callable[[], Any]) -> None:
         """Add a part.
@@ -32,7 +63,7 @@ class TrainingState:
         Raises:
             ConfigError: The key is taken.
         """
-        if key in self._parts:
+        if key in self._parts or key == MANAGER:
             raise ConfigError(f"state {key!r} is registered already")
         self._parts[key] = (load, save)
 
@@ -42,38 +73,49 @@ class TrainingState:
             manager.register_state_dict_fn(key, load, save)
 
     def restore(self, manager: SessionManager) -> bool:
-        """Go on from the newest checkpoint; False where there is none to be read."""
-        if self._folder is None:
+        """Go on from the newest checkpoint; False where there is none.
+
+        Raises:
+            CheckpointError: There are some, and none can be read.
+        """
+        if self.checkpoints is None:
             return False
-        try:
-            newest = self._folder.load_newest()
-        except CheckpointError as error:
-            logger.warning("starting without a checkpoint: %s", error)
+        found = self.checkpoints.restore({key: save() for key, (_, save) in self._parts.items()})
+        if found is None:
             return False
-        if newest is None:
-            return False
-        step, state = newest
+        _, parts = found
+        for key in self._parts.keys() - parts.keys():
+            logger.warning("the checkpoint holds no %r: it begins anew", key)
         for key, (load, _) in self._parts.items():
-            if key in state["states"]:
-                load(state["states"][key])
-        manager.load_state_dict(state["manager"])
-        logger.info("continuing from the checkpoint of step %d", step)
+            if key in parts:
+                load(parts[key])
+        manager.load_state_dict(parts[MANAGER])
         return True
 
-    def save(self, manager: SessionManager, step: int, *, leader: bool) -> dict[str, float]:
-        """Begin to save it, where it is due and this rank's turn; returns metrics of it."""
-        if self._folder is None:
-            return {}
-        if leader and self._folder.due(step):
-            state = {
-                "manager": manager.state_dict(),
-                "states": {key: snapshot(save()) for key, (_, save) in self._parts.items()},
-            }
-            if not self._folder.save(step, state):
-                logger.warning("no checkpoint of step %d: the previous one is still being written", step)
-        return {"checkpoint_failures": float(self._folder.failures)} if self._folder.failures else {}
+    def save(self, manager: SessionManager, step: int, *, leads: bool) -> dict[str, float]:
+        """Begin to save it where that is due; returns what happened to checkpoints so far, as metrics.
 
-    def flush(self, limit_s: float) -> None:
-        """Wait for a save under way."""
-        if self._folder is not None and not self._folder.wait(limit_s):
-            logger.warning("left while a checkpoint was still being written")
+        Args:
+            manager: Has a state, too.
+            step: Steps committed.
+            leads: Whether it is the turn of this replica group, of which every rank takes part.
+        """
+        if self.checkpoints is None:
+            return {}
+        if not self.checkpoints.due(step):
+            pass
+        elif leads:
+            self.checkpoints.save(
+                step,
+                {MANAGER: manager.state_dict(), **{key: save() for key, (_, save) in self._parts.items()}},
+            )
+        else:
+            self.checkpoints.look_after_uploads()
+        return self.checkpoints.news()
+
+    def flush(self, limit_s: float) -> dict[str, float]:
+        """Wait for a save under way; returns what happened to checkpoints so far, as metrics."""
+        if self.checkpoints is None:
+            return {}
+        self.checkpoints.flush(limit_s)
+        return self.checkpoints.news()

@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 
 from tests.support.defects import Done, all_run, assert_red, build_core
-from tests.support.mutants import KILLED, MUTANTS, Mutant, left_out
+from tests.support.mutant import Mutant, left_out
+from tests.support.mutants import KILLED, MUTANTS
 
 pytestmark = pytest.mark.timeout(300)
 

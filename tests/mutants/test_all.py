@@ -8,7 +8,8 @@ from concurrent.futures import Future
 import pytest
 
 from tests.support.defects import Done, all_run, assert_red, build_core
-from tests.support.mutants import MUTANTS, Mutant
+from tests.support.mutant import Mutant
+from tests.support.mutants import MUTANTS
 
 REST = [mutant for mutant in MUTANTS if not mutant.always]
 

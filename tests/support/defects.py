@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tests.support.mutants import Mutant
+from tests.support.mutant import Mutant
 from tests.support.processes import environ_of, pids
 from tests.support.runs import ROOT
 

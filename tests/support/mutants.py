@@ -2,49 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-HERE = "tests/integration/"
-
-
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """One defect, and the test that has to notice it.
-
-    Attributes:
-        test: Of pytest, with its path.
-        words: What the test then says.
-        point: A step of the Rust core that is left out: ``mutant::is_on("…")`` there.
-        module: Or a module of the package in which ``old`` is replaced by ``new``.
-        always: Whether ``make test`` runs it: one for each mechanism. ``make test-mutants`` runs the others.
-    """
-
-    test: str
-    words: str
-    point: str = ""
-    module: str = ""
-    old: str = ""
-    new: str = ""
-    always: bool = False
-
-    @property
-    def function(self) -> str:
-        """The test function, without the parameters of one case."""
-        return self.test.partition("[")[0]
-
-    def __str__(self) -> str:
-        return f"{self.point or self.module}-{self.test.partition('::')[2]}"
-
-
-def left_out(point: str, test: str, words: str, *, always: bool = False) -> Mutant:
-    """A step of the core, by name."""
-    return Mutant(HERE + test, words, point=point, always=always)
-
-
-def replaced(module: str, old: str, new: str, test: str, words: str, *, always: bool = False) -> Mutant:
-    """A piece of a module."""
-    return Mutant(HERE + test, words, module=module, old=old, new=new, always=always)
-
+from tests.support.mutant import Mutant, left_out, replaced
+from tests.support.mutants_saved import FORKED, SAVED
 
 RECOVERY = "test_recovery.py::"
 ORPHANS = "test_orphans.py::"
@@ -60,7 +19,7 @@ FOLDERS = "test_attacks_folders.py::"
 TERMINAL = "test_attacks_terminal.py::"
 KILLED = f"{RECOVERY}test_a_killed_rank_is_replaced_and_the_others_keep_their_processes"
 
-MUTANTS = [
+_RUNNING = [
     # A rank dies, hangs or leaves early.
     left_out("drop_restart", KILLED, "test_a_killed_rank", always=True),
     left_out("skip_evict", KILLED, "test_a_killed_rank"),
@@ -514,3 +473,5 @@ MUTANTS = [
         "expected 1, got 0",
     ),
 ]
+
+MUTANTS: list[Mutant] = [*_RUNNING, *FORKED, *SAVED]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support.mutants import HERE, MUTANTS, Mutant
+from tests.support.mutant import HERE, Mutant
+from tests.support.mutants import MUTANTS
 from tests.support.unmutated import WITHOUT
 
 PAGE = Path(__file__).parents[1] / "MUTANTS.md"
 _HEAD = """# Mutants
 
-Written by `python -m tests.support.mutants_page` from `support/mutants.py` and `support/unmutated.py`. The
-tests are those of `integration/`; `make test` runs the mutants with a star, `make test-mutants` the others.
+Written by `python -m tests.support.mutants_page` from `support/mutants.py`, `support/mutants_saved.py` and
+`support/unmutated.py`. The tests are those of `integration/`; `make test` runs the mutants with a star, `make test-mutants` the others.
 
 | Test | What is left out, or replaced | |
 |---|---|---|

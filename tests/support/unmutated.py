@@ -13,6 +13,7 @@ FILES = (
     "test_controller_process.py",
     "test_door.py",
     "test_exits.py",
+    "test_fork_server.py",
     "test_lifecycle.py",
     "test_orphans.py",
     "test_recovery.py",

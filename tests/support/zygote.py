@@ -48,9 +48,11 @@ class Zygote:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._stderr = (folder / "zygote.log").open("wb")
-        env = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1", "RUST_LOG": "error"}
+        # Not the working folder first: a test of a mutant puts its package there.
+        path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(REPO)]))
+        env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "RUST_LOG": "error"}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.zygote"],
+            [sys.executable, "-P", "-m", "tests.support.zygote"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,

@@ -1,14 +1,14 @@
-"""Durable checkpoints: half of one is never the newest, and the last good one stays."""
+"""Durable checkpoints: half of one is never the newest, a damaged one is named, and the last good one stays."""
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
-import os
-import signal
+import resource
+import shutil
 import subprocess
-import sys
-import time
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,190 +18,232 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from sky_monarch.errors import CheckpointError, ConfigError  # noqa: E402
-from sky_monarch.training.checkpoint import CheckpointFolder, CheckpointPlan, snapshot  # noqa: E402
+from sky_monarch.training.checkpoint import contents  # noqa: E402
+from sky_monarch.training.checkpoint.folder import CheckpointFolder  # noqa: E402
+from sky_monarch.training.checkpoint.plan import CheckpointPlan  # noqa: E402
+from sky_monarch.training.checkpoint.saving import Checkpoints  # noqa: E402
+from tests.support.checkpoint_ranks import checkpoints, restored, state_of  # noqa: E402
 
 pytestmark = pytest.mark.torch
-REPO = Path(__file__).parents[2]
 
 
-def folder(path: Path, *, every_steps: int = 10, keep: int = 2) -> CheckpointFolder:
-    return CheckpointFolder(CheckpointPlan(to=path, every_steps=every_steps, keep=keep))
-
-
-def save(checkpoints: CheckpointFolder, *steps: int) -> None:
+def save(saver: Checkpoints, *steps: int, floats: int = 1000) -> None:
     for step in steps:
-        assert checkpoints.save(step, {"step": step, "weights": torch.full((100,), float(step))}, wait=True)
+        assert saver.save(step, state_of(step, floats))
+        assert saver.flush(20)
 
 
-def newest(checkpoints: CheckpointFolder) -> int | None:
-    found = checkpoints.load_newest()
-    if found is None:
-        return None
-    step, state = found
-    assert state["step"] == step
-    assert torch.equal(state["weights"], torch.full((100,), float(step)))
-    return step
+def steps(folder: Path) -> list[int]:
+    return [it.step for it in CheckpointFolder(folder).complete()]
+
+
+def home(folder: Path, step: int) -> Path:
+    (found,) = folder.glob(f"step-{step:012d}*")
+    return found
 
 
 def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
-    checkpoints = folder(tmp_path / "new" / "folder")
-    assert newest(checkpoints) is None
-    save(checkpoints, 10, 20)
-    assert newest(checkpoints) == 20
+    folder = tmp_path / "new" / "folder"
+    assert restored(folder) is None
+    saver = checkpoints(str(folder), keep=2)
+    save(saver, 10, 20)
+    assert restored(folder) == 20
+    assert saver.news() == {"checkpoint_step": 20, "checkpoint_bytes": pytest.approx(7900, rel=0.2)}
 
 
-@pytest.mark.parametrize("keep", [1, 2, 3])
+@pytest.mark.parametrize("keep", [1, 3])
 def test_the_newest_ones_are_kept_and_the_bytes_stay_bounded(tmp_path: Path, keep: int) -> None:
-    checkpoints = folder(tmp_path, keep=keep)
+    saver = checkpoints(str(tmp_path), keep=keep)
     for step in range(10, 110, 10):
-        save(checkpoints, step)
+        save(saver, step)
         assert len(list(tmp_path.iterdir())) <= keep
-    assert checkpoints.complete_steps() == list(range(110 - 10 * keep, 110, 10))
+    assert steps(tmp_path) == list(range(110 - 10 * keep, 110, 10))
 
 
-def test_the_older_one_is_removed_only_after_the_newer_is_complete(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 2 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder], check=False).returncode:
+        pytest.skip("only root may mount a small file system")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+@pytest.mark.parametrize("foreseen", [True, False])
+def test_a_full_disk_is_news_and_the_last_good_one_stays(
+    small_disk: Path, foreseen: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    checkpoints = folder(tmp_path, keep=1)
-    save(checkpoints, 10)
+    if not foreseen:  # others fill it while we write
+        monkeypatch.setattr(Checkpoints, "_require_room", lambda *_: None)
+    saver = checkpoints(str(small_disk))
+    save(saver, 10)
+    save(saver, 20, floats=1_000_000)
+    assert saver.news()["checkpoint_failures"] == 1
+    assert saver.news()["checkpoint_failed_step"] == 20
+    assert saver.news()["checkpoint_errno"] == errno.ENOSPC
+    warning = next(record.getMessage() for record in caplog.records if record.levelno == logging.WARNING)
+    assert "step 20" in warning
+    assert str(small_disk) in warning
+    assert ("are free" in warning) is foreseen
+    assert restored(small_disk) == 10
+    assert len(list(small_disk.iterdir())) == 1, "no rubbish is left"
+    save(saver, 30)
+    assert restored(small_disk) == 30
 
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "save", full)
-        save(checkpoints, 20)
-    assert (checkpoints.failures, newest(checkpoints)) == (1, 10)
-    assert [entry.name for entry in tmp_path.iterdir()] == ["step-000000000010"], "no rubbish is left"
-    save(checkpoints, 30)
-    assert newest(checkpoints) == 30
-
-
-def test_a_full_disk_is_a_warning_and_the_last_good_one_stays(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    checkpoints = folder(tmp_path, keep=1)
-    save(checkpoints, 10)
-    # A real limit of the kernel's: a write beyond it fails with EFBIG, as one on a full disk with ENOSPC.
-    import resource
-
+def test_a_file_that_may_not_grow_is_news_too(tmp_path: Path) -> None:
+    saver = checkpoints(str(tmp_path))
+    save(saver, 10)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (64 * 1024, limits[1]))
     try:
-        assert checkpoints.save(20, {"step": 20, "weights": torch.zeros(100_000)}, wait=True)
+        save(saver, 20, floats=100_000)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
-    assert checkpoints.failures == 1
-    assert newest(checkpoints) == 10
-    warning = next(record for record in caplog.records if record.levelno == logging.WARNING)
-    assert "step 20" in warning.getMessage()
-    assert str(tmp_path) in warning.getMessage()
+    assert saver.news()["checkpoint_errno"] == errno.EFBIG
+    assert restored(tmp_path) == 10
 
 
-def test_a_folder_that_cannot_be_written_to_is_a_warning(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_to_is_news(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    checkpoints = folder(tmp_path / "file" / "below")
-    save(checkpoints, 10)
-    assert checkpoints.failures == 1
-    assert "Not a directory" in str(checkpoints.last_error)
+    saver = checkpoints(str(tmp_path / "file" / "below"))
+    save(saver, 10)
+    assert saver.news()["checkpoint_errno"] == errno.ENOTDIR
 
 
-def test_half_a_checkpoint_is_skipped_by_name_and_removed_later(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGES = {
+    "a bit": lambda path: flip(path / "__0_0.distcp"),
+    "a bit of the metadata": lambda path: flip(path / ".metadata"),
+    "cut off": lambda path: (path / "__0_0.distcp").write_bytes((path / "__0_0.distcp").read_bytes()[:-1]),
+    "a file is gone": lambda path: (path / "__0_0.distcp").unlink(),
+    "the marker is gone": lambda path: (path / "COMPLETE").unlink(),
+    "half a marker": lambda path: (path / "COMPLETE").write_text('{"format": 2, "st'),
+    "an empty marker": lambda path: (path / "COMPLETE").write_text(""),
+    "a marker of another step": lambda path: (path / "COMPLETE").write_text(
+        (path / "COMPLETE").read_text().replace('"step": 20', '"step": 30')
+    ),
+    "a newer format": lambda path: (path / "COMPLETE").write_text('{"format": 3}'),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_one_is_named_and_the_one_before_is_taken(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    checkpoints = folder(tmp_path, keep=2)
-    save(checkpoints, 10, 20)
-    (tmp_path / "step-000000000020" / "COMPLETE").unlink()
-    (tmp_path / ".tmp-step-000000000030-123").mkdir()
-    assert newest(checkpoints) == 10
-    skipped = " ".join(record.getMessage() for record in caplog.records)
-    assert "step-000000000020" in skipped
-    assert "step-000000000030" in skipped
-    save(checkpoints, 40)
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["step-000000000010", "step-000000000040"]
+    saver = checkpoints(str(tmp_path), keep=2)
+    save(saver, 10, 20)
+    DAMAGES[damage](home(tmp_path, 20))
+    (tmp_path / ".tmp-step-000000000030-00000000").mkdir()
+    assert restored(tmp_path) == 10
+    said = " ".join(record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING)
+    assert home(tmp_path, 20).name in said
+    assert ".tmp-step-000000000030" in said
+    # Who goes on from there must not lose what is whole to what is not.
+    save(checkpoints(str(tmp_path), keep=1), 15)
+    assert restored(tmp_path) == 15
 
 
-def test_a_complete_one_that_cannot_be_read_is_an_error_not_a_silent_step_back(tmp_path: Path) -> None:
-    checkpoints = folder(tmp_path)
-    save(checkpoints, 10, 20)
-    state = tmp_path / "step-000000000020" / "state.pt"
-    state.write_bytes(state.read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match="bytes; its marker says") as caught:
-        checkpoints.load_newest()
-    assert "step-000000000020" in str(caught.value)
+@pytest.mark.parametrize("damage", ["a bit", "cut off", "a file is gone", "half a marker", "a newer format"])
+def test_where_all_are_damaged_nothing_begins_anew_over_them(tmp_path: Path, damage: str) -> None:
+    save(checkpoints(str(tmp_path), keep=2), 10, 20)
+    for step in (10, 20):
+        DAMAGES[damage](home(tmp_path, step))
+    with pytest.raises(CheckpointError, match="can be read; one of them") as caught:
+        restored(tmp_path)
+    assert "move them away" in str(caught.value.hint)
+
+
+def test_a_folder_that_cannot_be_read_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        restored(tmp_path / "file")
+
+
+def test_a_checkpoint_of_the_first_format_is_loaded_and_retired_like_any_other(tmp_path: Path) -> None:
+    old = tmp_path / "step-000000000010"
+    old.mkdir()
+    state = state_of(10)
+    manager = state.pop("torchft.manager")
+    torch.save({"manager": manager, "states": state}, old / "state.pt")
+    (old / "COMPLETE").write_text(json.dumps({"step": 10, "bytes": (old / "state.pt").stat().st_size}))
+    assert restored(tmp_path) == 10
+    save(checkpoints(str(tmp_path)), 20)
+    assert steps(tmp_path) == [20]
+    (tmp_path / "step-000000000030").mkdir()
+    assert restored(tmp_path) == 20
 
 
 def test_a_save_under_way_is_not_disturbed_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoints = folder(tmp_path)
-    write = torch.save
-    monkeypatch.setattr(torch, "save", lambda *args: (time.sleep(0.3), write(*args))[1])
-    assert checkpoints.save(10, {"step": 10, "weights": torch.full((100,), 10.0)})
-    assert not checkpoints.save(20, {})
-    assert checkpoints.wait(10)
-    assert newest(checkpoints) == 10
+    gate, write = threading.Event(), contents.write
+    monkeypatch.setattr(contents, "write", lambda *args: (gate.wait(20), write(*args))[1])
+    saver = checkpoints(str(tmp_path))
+    assert saver.save(10, state_of(10))
+    assert not saver.save(20, state_of(20))
+    gate.set()
+    assert saver.flush(20)
+    assert restored(tmp_path) == 10
 
 
-def slow_saver() -> None:
-    """Saves for ever, slowly; killed at a random moment by the test below."""
-    write = torch.save
-
-    def slow(state: Any, file: Any) -> None:
-        write(state, file)
-        file.flush()
-        time.sleep(0.004)
-
-    torch.save = slow
-    checkpoints = folder(Path(sys.argv[1]), keep=2)
-    print("ready", flush=True)
-    for step in range(10, 100_000, 10):
-        save(checkpoints, step)
-
-
-@pytest.fixture
-def saver(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    code = f"import runpy; runpy.run_path({__file__!r})['slow_saver']()"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(REPO)},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    yield process
-    process.kill()
-    process.communicate()
-
-
-def test_killed_in_mid_save_the_newest_complete_one_is_whole(
-    tmp_path: Path, saver: subprocess.Popen[str]
+def test_training_goes_on_while_a_snapshot_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert saver.stdout is not None
-    assert saver.stdout.readline() == "ready\n"
-    checkpoints = folder(tmp_path, keep=2)
-    seen = 0
-    for _ in range(10):  # looked at while it saves: at each moment a whole one is the newest
-        time.sleep(0.05)
-        steps = checkpoints.complete_steps()
-        seen = max([seen, *steps])
-        assert len(list(tmp_path.iterdir())) <= 4
-    saver.kill()
-    saver.wait()
-    found = newest(checkpoints)
+    gate, write = threading.Event(), contents.write
+    monkeypatch.setattr(contents, "write", lambda *args: (gate.wait(20), write(*args))[1])
+    saver, state = checkpoints(str(tmp_path)), state_of(10)
+    state["extra"]["list"] = [torch.zeros(2), {"deep": [1]}]
+    assert saver.save(10, state)
+    state["model"]["weight"].zero_()
+    state["extra"]["list"][0].add_(1)
+    state["extra"]["list"][1]["deep"].append(2)
+    gate.set()
+    assert saver.flush(20)
+    assert restored_extra(tmp_path)["list"] == [[0.0, 0.0], {"deep": [1]}]
+
+
+def restored_extra(folder: Path) -> dict[str, Any]:
+    found = checkpoints(str(folder)).restore({})
     assert found is not None
-    assert found >= seen > 0
+    assert (found[1]["model"]["weight"] == 10).all()
+    extra = found[1]["extra"]
+    return {**extra, "list": [extra["list"][0].tolist(), extra["list"][1]]}
 
 
-def test_a_snapshot_does_not_change_with_the_training(tmp_path: Path) -> None:
-    weights = torch.zeros(3)
-    state = {"a": [weights, {"b": (weights, 1)}], "c": "text"}
-    copy = snapshot(state)
-    weights += 1
-    assert copy["a"][0].tolist() == [0, 0, 0]
-    assert copy["a"][1]["b"][0].tolist() == [0, 0, 0]
-    assert copy["c"] == "text"
+def test_names_that_look_alike_keep_their_own_values(tmp_path: Path) -> None:
+    saver = checkpoints(str(tmp_path))
+    odd = {"a.b": torch.ones(1), "a": {"b": torch.zeros(1)}, 1: (torch.full((2,), 3), None, "text")}
+    assert saver.save(10, {"model": odd, "rank0": {"x": torch.full((1,), 9)}})
+    assert saver.flush(20)
+    found = checkpoints(str(tmp_path)).restore({})
+    assert found is not None
+    model = found[1]["model"]
+    assert (model["a.b"].item(), model["a"]["b"].item(), model[1][0].tolist()) == (1, 0, [3, 3])
+    assert model[1][1:] == (None, "text")
+    assert found[1]["rank0"]["x"].item() == 9
+
+
+def test_what_a_checkpoint_lacks_begins_anew_and_what_no_longer_loads_is_an_error(tmp_path: Path) -> None:
+    saver = checkpoints(str(tmp_path))
+    save(saver, 10)
+    shutil.copy(home(tmp_path, 10) / "COMPLETE", tmp_path / "kept")
+    empty = home(tmp_path, 10) / ".metadata"
+    empty.write_bytes(b"no pickle")
+    marker = json.loads((tmp_path / "kept").read_text())
+    import zlib
+
+    marker["files"][".metadata"] = {"bytes": 9, "crc32": zlib.crc32(b"no pickle")}
+    (home(tmp_path, 10) / "COMPLETE").write_text(json.dumps(marker))
+    with pytest.raises(CheckpointError, match="though it is whole"):
+        restored(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +253,8 @@ def test_a_snapshot_does_not_change_with_the_training(tmp_path: Path) -> None:
         ("[]", "malformed"),
         ('{"to": "x"}', "malformed"),
         ('{"to": "", "every_steps": 1}', "must be a folder"),
-        ('{"to": "s3://bucket/x", "every_steps": 1}', "only folders"),
+        ('{"to": "nowhere://bucket/x", "every_steps": 1}', "no store is known"),
+        ('{"to": "memory://x", "every_steps": 1}', "memory of one process"),
         ('{"to": "x", "every_steps": 0}', "every_steps is 0"),
         ('{"to": "x", "every_steps": true}', "every_steps is True"),
         ('{"to": "x", "every_steps": 1, "keep": 0}', "keep is 0"),
@@ -224,4 +267,5 @@ def test_a_plan_that_cannot_be_used_is_refused(text: str, complaint: str) -> Non
 
 def test_a_plan_is_read_from_the_jobs_json() -> None:
     plan = CheckpointPlan.parse(json.dumps({"to": "file:///data/x", "every_steps": 5, "keep": 3}))
-    assert plan == CheckpointPlan(to=Path("/data/x"), every_steps=5, keep=3)
+    assert plan == CheckpointPlan(folder=Path("/data/x"), every_steps=5, keep=3)
+    assert plan.to == "/data/x"

@@ -117,7 +117,11 @@ def test_a_workdir_that_is_no_folder_is_refused(tmp_path, workdir):
 
 def test_a_checkpoint_needs_a_folder_and_a_rhythm(tmp_path):
     assert set(problems_of(VALID + "checkpoint: {keep: 1}\n")) == {"checkpoint.to", "checkpoint.every_steps"}
-    assert "folders only" in only_problem(VALID + "checkpoint: {to: 's3://b/c', every_steps: 1}\n").message
+    unknown = only_problem(VALID + "checkpoint: {to: 'nowhere://b/c', every_steps: 1}\n")
+    assert (unknown.path, unknown.fix) == (
+        "checkpoint.to",
+        "name a folder, or a URL such as s3://bucket/folder",
+    )
     (tmp_path / "file").touch()
     assert (
         only_problem(f"{VALID}checkpoint: {{to: {tmp_path}/file, every_steps: 1}}\n").path == "checkpoint.to"

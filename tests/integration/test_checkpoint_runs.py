@@ -1,0 +1,75 @@
+"""Checkpoints under the real agent: what goes wrong is an event, and all groups at once come back from them."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shlex
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.runs import ROOT, Workbench, pid_of
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+START_S = 120
+
+
+def wait_for_event(workbench: Workbench, name: str, event: str, after: int = 0) -> dict[str, Any]:
+    def probe() -> dict[str, Any] | None:
+        found = (line for line in workbench.events(name) if line["event"] == event and line["id"] > after)
+        return next(found, None)
+
+    return eventually(probe, within_s=START_S, every_s=0.2, what=event)
+
+
+def test_a_save_that_fails_is_an_event_and_all_groups_killed_at_once_go_on_from_the_last_good_one(
+    workbench: Workbench,
+) -> None:
+    gate, folder = workbench.folder / "go", workbench.folder / "saved"
+    script = f"{ROOT}/examples/train.py --steps 300".split()
+    words = [sys.executable, "-m", "tests.support.staged", str(gate), *script]
+    job = workbench.job(
+        "durable",
+        run=shlex.join(words),
+        replicas=2,
+        checkpoint={"to": str(folder), "every_steps": 5, "keep": 2},
+    )
+    name = workbench.up(job)
+    saved = wait_for_event(workbench, name, "checkpoint_saved")
+    assert saved["to"] == str(folder)
+    assert saved["bytes"] > 1000
+
+    # From now on the kernel lets no file of theirs grow beyond this: as on a disk that is full.
+    pids = [pid_of(workbench.status(name), replica) for replica in (0, 1)]
+    for pid in pids:
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (512, resource.RLIM_INFINITY))
+    failed = wait_for_event(workbench, name, "checkpoint_failed")
+    assert (failed["error"], failed["to"]) == ("File too large", str(folder))
+    shown = workbench.cli("events", name).stdout
+    assert f"the checkpoint of step {failed['step']} was not saved to {folder}: File too large" in shown
+    good = max(int(path.name[5:17]) for path in folder.glob("step-*"))
+    assert good < failed["step"]
+    workbench.wait_for_step(name, failed["step"] + 3)
+    assert [pid_of(workbench.status(name), replica) for replica in (0, 1)] == pids, "nobody died of it"
+
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    restored = wait_for_event(workbench, name, "checkpoint_restored", after=failed["id"])
+    assert restored["step"] == good
+    wait_for_event(workbench, name, "checkpoint_saved", after=restored["id"])
+    gate.touch()
+    after = workbench.wait_for_end(name, within_s=START_S)
+    assert after["state"] == "SUCCEEDED", after["reason"]
+    digests = re.findall(r"step (\d+) digest (\w+)", workbench.cli("logs", name).stdout)
+    assert len(digests) == 2
+    assert len(set(digests)) == 1
+    wait_for_event(workbench, name, "run_ended")
+    steps = [line["step"] for line in workbench.events(name) if line["event"] == "checkpoint_saved"]
+    assert steps[-1] == 300, "the last one is told, too"
+    assert Path(folder, max(path.name for path in folder.iterdir())).name.startswith("step-000000000300")

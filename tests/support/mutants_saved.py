@@ -1,0 +1,110 @@
+"""The same for what standbys are forked from, and for checkpoints."""
+
+from __future__ import annotations
+
+from tests.support.mutant import Mutant, left_out, replaced
+
+_FORK = "test_fork_server.py::"
+_KILLS = "test_checkpoint_kills.py::"
+_OWN_MARK = ('request["spawn_id"]', 'os.environ["SKY_MONARCH_SPAWN_ID"]')
+
+FORKED = [
+    replaced(
+        "fork_server.py",
+        *_OWN_MARK,
+        f"{_FORK}test_a_forked_standby_is_a_child_of_the_agent_and_becomes_the_rank",
+        "each tree has a mark of its own",
+    ),
+    replaced(
+        "fork_server.py",
+        *_OWN_MARK,
+        f"{_FORK}test_what_a_forked_rank_leaves_behind_without_exec_goes_with_it",
+        "not within",
+    ),
+    replaced(
+        "fork_server.py",
+        "    random.seed()\n",
+        "",
+        f"{_FORK}test_forked_standbys_share_no_random_numbers",
+        "draws",
+    ),
+    replaced(
+        "fork_server.py",
+        "if threads > 1:",
+        "if False:",
+        f"{_FORK}test_imports_that_bear_no_fork_are_told_and_done_by_each_standby",
+        "1 more threads running",
+    ),
+    left_out(
+        "keep_dead_fork_server",
+        f"{_FORK}test_without_the_fork_server_standbys_come_all_the_same",
+        "not within",
+    ),
+    left_out(
+        "keep_dead_fork_server",
+        f"{_FORK}test_a_hung_fork_server_is_replaced_and_keeps_no_death_from_being_noticed",
+        "not within",
+    ),
+]
+
+SAVED = [
+    # Visible before it is complete.
+    replaced(
+        "training/checkpoint/folder.py",
+        '        tmp = self.path / f"{_TMP}{name}"\n        tmp.mkdir',
+        "        tmp = self.path / name\n        tmp.mkdir",
+        f"{_KILLS}test_killed_before_any_operation_of_a_save_a_whole_checkpoint_is_loaded",
+        "assert",
+    ),
+    # The one before is removed first.
+    replaced(
+        "training/checkpoint/folder.py",
+        "        for it in complete:\n            if it.name == newest or",
+        "        for it in complete:\n            self.discard(it.name)\n            if it.name == newest or",
+        f"{_KILLS}test_writers_that_know_nothing_of_each_other_leave_whole_checkpoints",
+        "assert",
+    ),
+    replaced(
+        "training/checkpoint/saving.py",
+        "            self._decline(self._declined.popleft())",
+        "            self._declined.popleft()",
+        f"{_KILLS}test_a_rank_that_is_still_busy_costs_its_group_that_checkpoint_only",
+        "nobody waits",
+    ),
+    replaced(
+        "training/checkpoint/contents.py",
+        "like = param if isinstance(param, DTensor)",
+        "like = None if isinstance(param, DTensor)",
+        f"{_KILLS}test_the_ranks_of_a_group_save_their_shards_together_and_load_them_in_groups_of_any_size",
+        "assert",
+    ),
+    Mutant(
+        "tests/unit/test_checkpoint.py::test_a_damaged_one_is_named_and_the_one_before_is_taken[a bit]",
+        "failed",
+        module="training/checkpoint/saving.py",
+        old="                self.folder.verify(it)\n",
+        new="",
+    ),
+    replaced(
+        "training/checkpoint/store.py",
+        "        upload_id = journal.get(file)",
+        "        upload_id = None",
+        "test_checkpoint_store.py::test_the_next_process_uploads_only_the_parts_that_are_missing",
+        "assert [1, 2, 3] == [2, 3]",
+    ),
+    replaced(
+        "training/state.py",
+        "        manager.load_state_dict(parts[MANAGER])\n        return True",
+        "        return False",
+        "test_session.py::test_all_groups_go_on_from_the_newest_checkpoint",
+        "assert",
+    ),
+    replaced(
+        "controller/controller.py",
+        "                for row in news:\n",
+        "                for row in ():\n",
+        "test_checkpoint_runs.py"
+        "::test_a_save_that_fails_is_an_event_and_all_groups_killed_at_once_go_on_from_the_last_good_one",
+        "not within",
+    ),
+]
