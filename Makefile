@@ -66,7 +66,7 @@ $(VENV)/.base: constraints.txt
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or newer found. Fix: install python3.11 and its venv module, or run 'make PYTHON=/path/to/python'." >&2; exit 1; }
 	@command -v cargo >/dev/null || { echo "error: no Rust toolchain found. Fix: install one from https://rustup.rs (1.88 or newer)." >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "error: '$(PYTHON) -m venv' failed. Fix: install its venv module (Debian: apt-get install python3-venv)." >&2; exit 1; }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 	@touch $@
 
 $(VENV)/.train: $(VENV)/.base pyproject.toml $(RUST_SOURCES)
