@@ -7,6 +7,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.integration.test_standby import kill_and_see_it_back, log, seen, standby_of
 from tests.support.runs import FREE_RANK, Workbench, pid_of
 from tests.support.waiting import eventually
@@ -172,3 +174,40 @@ def test_what_a_forked_rank_leaves_behind_without_exec_goes_with_it(workbench: W
     assert Path(f"/proc/{daemon}").exists()
     kill_and_see_it_back(workbench, name, 1)
     eventually(lambda: not Path(f"/proc/{daemon}").exists())
+
+
+@pytest.mark.parametrize(
+    ("what", "module", "is_forked"),
+    [
+        ("timeout", "import socket\nsocket.setdefaulttimeout(0.2)\n", True),
+        ("reaps", "import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\n", True),
+        ("mute", "import sys\nsys.stdout = None\n", True),
+        ("leaves", "raise SystemExit(3)\n", True),
+        # As `setproctitle` does, which puts a title where the environment was.
+        (
+            "retitled",
+            """
+import ctypes
+fields = open("/proc/self/stat").read().rpartition(")")[2].split()
+ctypes.memset(int(fields[47]), 0, int(fields[48]) - int(fields[47]))
+""",
+            False,
+        ),
+    ],
+)
+def test_whatever_an_import_does_to_its_process_standbys_come_at_once(
+    workbench: Workbench, what: str, module: str, is_forked: bool
+) -> None:
+    work = workbench.folder / "work"
+    work.mkdir()
+    (work / f"{what}.py").write_text(module)
+    name = start(workbench, what, what, workdir=str(work))
+    for _ in range(2):
+        standby = standby_of(workbench, name, 1)
+        assert (b"--serve" in Path(f"/proc/{standby}/cmdline").read_bytes()) == is_forked
+        spawned = kill_and_see_it_back(workbench, name, 1)
+        assert (spawned["warm"], spawned["pid"]) == (True, standby)
+    assert standby_of(workbench, name, 1)
+    notices = [event["message"] for event in seen(workbench, name, "notice")]
+    assert not [text for text in notices if "the next one in" in text], notices
+    assert is_forked or [text for text in notices if "none is forked" in text], notices

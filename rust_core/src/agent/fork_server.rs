@@ -30,8 +30,8 @@ use crate::{Error, ErrorKind, Result};
 const READY_LIMIT: Duration = Duration::from_secs(600);
 /// From the request to a process of its own: two forks, where the processors are busy.
 const FORK_LIMIT: Duration = Duration::from_secs(10);
-/// Fork servers that may die in a row before standbys import for themselves.
-const MAX_DEATHS: u32 = 3;
+/// Forks that may fail in a row, with their server or without it, before standbys import for themselves.
+const MAX_FAILURES: u32 = 3;
 
 /// The fork server of an agent.
 #[derive(Clone, Debug, Default)]
@@ -42,7 +42,7 @@ pub struct ForkServer {
 #[derive(Debug, Default)]
 struct State {
     server: Option<Server>,
-    deaths: u32,
+    failures: u32,
     births: u64,
     /// Said once: no process can be forked from it.
     is_refused: bool,
@@ -182,9 +182,13 @@ impl ForkServer {
                     state.end(context).await;
                     return Err(failed(reason));
                 }
-                state.deaths = 0;
                 let born = fds.pop().and_then(|pidfd| Some(Spawned { pid: pid_of(&pidfd)?, pidfd }));
-                let Some(spawned) = born else { return Err(failed(&text)) };
+                let Some(spawned) = born else {
+                    let why = text.strip_prefix(&format!("failed {id} ")).unwrap_or("it died at once");
+                    state.failed(context, why).await;
+                    return Err(failed(why));
+                };
+                state.failures = 0;
                 context.registry.with_lock(|pids| pids.insert(spawned.pid));
                 Ok(spawned)
             }
@@ -217,16 +221,25 @@ impl State {
         }
     }
 
+    /// It lives, and has made no process.
+    async fn failed(&mut self, context: &Context, how: &str) {
+        self.failures += 1;
+        if self.failures >= MAX_FAILURES {
+            self.refuse(context, &format!("{how}, {MAX_FAILURES} times in a row"));
+            self.end(context).await;
+        }
+    }
+
     async fn died(&mut self, context: &Context, how: &str) {
         let Some(server) = self.server.as_ref().filter(|_| !mutant::is_on("keep_dead_fork_server")) else {
             return;
         };
-        self.deaths += 1;
+        self.failures += 1;
         let tail = server.tracked.capture.tail();
         let last = tail.last().map(|line| env::redact(line, &context.run.token)).unwrap_or_default();
         self.end(context).await;
-        if self.deaths >= MAX_DEATHS {
-            self.refuse(context, &format!("{how}, {MAX_DEATHS} times in a row ({last})"));
+        if self.failures >= MAX_FAILURES {
+            self.refuse(context, &format!("{how}, {MAX_FAILURES} times in a row ({last})"));
         } else {
             tracing::warn!("the fork server is gone: {how} ({last})");
         }

@@ -76,11 +76,28 @@ impl Standby {
         until: StandbyUntil,
         mut wanted: watch::Receiver<bool>,
     ) -> Result<Option<Self>> {
-        let is_forked =
+        let can_fork =
             ForkServer::serves(plan) && context.fork_server.is_ready(context, plan, &mut wanted).await;
+        if can_fork && *wanted.borrow() {
+            match Self::begin(context, plan, rank, until, true).await {
+                Ok(standby) => return Ok(Some(standby)),
+                // What ails the fork server must not use up the tries of the slot.
+                Err(error) => tracing::warn!(%error, "a standby imports for itself"),
+            }
+        }
         if !*wanted.borrow() {
             return Ok(None);
         }
+        Self::begin(context, plan, rank, until, false).await.map(Some)
+    }
+
+    async fn begin(
+        context: &Shared,
+        plan: &GroupPlan,
+        rank: u32,
+        until: StandbyUntil,
+        is_forked: bool,
+    ) -> Result<Self> {
         let (ours, theirs) = promotion_pair()?;
         let (read, write) = capture::pipe()?;
         let spawn_id = context.spawn_id();
@@ -99,7 +116,7 @@ impl Standby {
             (context.spawn(argv, env, &plan.workdir, write, Some(theirs), nice).await?, NICE)
         };
         let _ = nice_session(spawned.pid, nice); // without, it only costs speed
-        Self::watch(context, plan, (rank, spawn_id), until, (spawned, capture, ours)).map(Some)
+        Self::watch(context, plan, (rank, spawn_id), until, (spawned, capture, ours))
     }
 
     fn watch(
