@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -211,3 +214,25 @@ def test_whatever_an_import_does_to_its_process_standbys_come_at_once(
     notices = [event["message"] for event in seen(workbench, name, "notice")]
     assert not [text for text in notices if "the next one in" in text], notices
     assert is_forked or [text for text in notices if "none is forked" in text], notices
+
+
+def test_a_fork_server_that_hangs_in_a_request_holds_up_no_end(workbench: Workbench) -> None:
+    name = start(workbench, "slow-end")
+    standby_of(workbench, name, 1)
+    (server,) = fork_servers(workbench, name)
+    os.kill(server, signal.SIGSTOP)
+    kill_and_see_it_back(workbench, name, 1)  # now a standby is asked for, and nobody answers
+    started_s = time.monotonic()
+    assert workbench.cli("down", name, "--grace", "1").returncode == 0
+    assert time.monotonic() - started_s < 6, "less than what a standby is waited for"
+    assert not workbench.processes(name)
+
+
+def test_who_is_half_born_when_its_agent_dies_does_not_wait_for_it() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as agent:
+        pass
+    code = f"from sky_monarch import _core; _core.settle_forked({agent.pid}, 'mark', 0, 60.0)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=False
+    )
+    assert "did not become its parent" in done.stderr, done.stderr

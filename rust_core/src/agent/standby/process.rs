@@ -79,7 +79,7 @@ impl Standby {
         let can_fork =
             ForkServer::serves(plan) && context.fork_server.is_ready(context, plan, &mut wanted).await;
         if can_fork && *wanted.borrow() {
-            match Self::begin(context, plan, rank, until, true).await {
+            match Self::begin(context, plan, rank, until, Some(&mut wanted)).await {
                 Ok(standby) => return Ok(Some(standby)),
                 // What ails the fork server must not use up the tries of the slot.
                 Err(error) => tracing::warn!(%error, "a standby imports for itself"),
@@ -88,15 +88,16 @@ impl Standby {
         if !*wanted.borrow() {
             return Ok(None);
         }
-        Self::begin(context, plan, rank, until, false).await.map(Some)
+        Self::begin(context, plan, rank, until, None).await.map(Some)
     }
 
+    /// Starts one: forked while it is `wanted`, by itself where nothing is said of that.
     async fn begin(
         context: &Shared,
         plan: &GroupPlan,
         rank: u32,
         until: StandbyUntil,
-        is_forked: bool,
+        wanted: Option<&mut watch::Receiver<bool>>,
     ) -> Result<Self> {
         let (ours, theirs) = promotion_pair()?;
         let (read, write) = capture::pipe()?;
@@ -105,11 +106,11 @@ impl Standby {
         let env = env::rank_env(&context.run, plan, &place);
         let target = context.logs.target(plan, rank, 0);
         let capture = Capture::start(read, target, context.outbox.clone(), Some(plan.replica))?;
-        let (spawned, nice) = if is_forked {
+        let (spawned, nice) = if let Some(wanted) = wanted {
             let nice = context.job_nice + if context.can_renice { FORKED_NICE } else { 0 };
             let birth =
                 Birth { env, spawn_id: spawn_id.clone(), until, output: write, promotion: theirs, nice };
-            (context.fork_server.fork(context, birth).await?, FORKED_NICE)
+            (context.fork_server.fork(context, birth, wanted).await?, FORKED_NICE)
         } else {
             let nice = if context.can_renice { NICE } else { 0 };
             let argv = worker_command(plan, until)?;
