@@ -13,6 +13,7 @@ of the standby, as if it had started that itself.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -29,7 +30,8 @@ _LINE_FD = 3
 # Requests are short: the environment comes in a file.
 _MOST_BYTES = 4096
 _FDS = 3
-_ADOPTION_LIMIT_S = 15.0
+# Shorter than the agent waits, so that it hears why.
+_ADOPTION_LIMIT_S = 8.0
 _FAILED = 70
 # A process that has one of these open has a context that its fork would share.
 _DEVICES = ("/dev/kfd", "/dev/nvidia")
@@ -53,6 +55,7 @@ def serve() -> Birth:
         SystemExit: The agent needs no more of them (code 0), or none can be forked (code 0, said before).
     """
     line = socket.socket(fileno=os.dup(_LINE_FD))
+    line.settimeout(None)  # an import may have set a default for all sockets
     line.set_inheritable(False)
     os.close(_LINE_FD)
     # What was imported stays where it is: a collection that touched it would copy it into every standby.
@@ -92,32 +95,39 @@ def _obstacle() -> str | None:
 
 def _fork(line: socket.socket, request: dict[str, Any]) -> bool:
     """Fork twice; true in the grandchild, which is to become the standby."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, ValueError):  # an import replaced or closed it
+            stream.flush()
     try:
         middle = os.fork()
-        if middle:
-            _, status = os.waitpid(middle, 0)
-            if status:
-                raise OSError("the second fork failed")
-            return False
-        try:
-            if os.fork():
-                os._exit(0)
-        except OSError:
-            os._exit(_FAILED)
     except OSError as error:
-        line.sendall(f"failed {request['id']} {error}".encode())
+        _fail(line, request, error)
         return False
+    if middle:
+        with contextlib.suppress(ChildProcessError):  # an import has arranged that children reap themselves
+            os.waitpid(middle, 0)
+        return False
+    try:
+        if os.fork():
+            os._exit(0)
+    except OSError as error:
+        _fail(line, request, error)
+        os._exit(_FAILED)
     return True
+
+
+def _fail(line: socket.socket, request: dict[str, Any], error: BaseException) -> None:
+    """Say why there will be no such standby."""
+    with contextlib.suppress(OSError):  # nobody waits for it any more
+        line.sendall(f"failed {request['id']} {error}".encode()[:_MOST_BYTES])
 
 
 def _live(line: socket.socket, request: dict[str, Any], fds: list[int]) -> Birth:
     """Become the standby that ``request`` asks for; the agent hears of it from the standby itself."""
     from sky_monarch import _core
 
-    output, promotion, environment = fds
     try:
+        output, promotion, environment = fds
         _core.settle_forked(request["agent"], request["spawn_id"], request["nice"], _ADOPTION_LIMIT_S)
         with open(environment, encoding="utf-8") as file:  # noqa: PTH123  # a descriptor
             env = json.load(file)["env"]
@@ -126,14 +136,15 @@ def _live(line: socket.socket, request: dict[str, Any], fds: list[int]) -> Birth
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.close(output)
+        os.dup2(promotion, _LINE_FD, inheritable=False)
+        if promotion != _LINE_FD:
+            os.close(promotion)
         own = os.pidfd_open(os.getpid())
         socket.send_fds(line, [f"born {request['id']}".encode()], [own])
         os.close(own)
         line.close()
-        os.dup2(promotion, _LINE_FD, inheritable=False)
-        if promotion != _LINE_FD:
-            os.close(promotion)
-    except BaseException:  # noqa: BLE001  # whatever it is
+    except BaseException as error:  # noqa: BLE001  # whatever it is
+        _fail(line, request, error)
         # The stack below is the fork server's, and must not be returned to.
         sys.excepthook(*sys.exc_info())
         sys.stderr.flush()

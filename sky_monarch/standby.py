@@ -52,6 +52,8 @@ class Promotion:
         if stat.S_ISSOCK(os.fstat(self.fd).st_mode):
             # Promoted before it was ready: the other end is closed, and the promotion waits to be read.
             with socket.socket(fileno=os.dup(self.fd)) as peer, contextlib.suppress(ConnectionError):
+                # A module may have set a default timeout, and with it, that the next read does not wait.
+                peer.settimeout(None)
                 peer.sendall(f"{word}\n".encode())
 
     def read(self) -> dict[str, str] | None:

@@ -193,7 +193,7 @@ def _preload(names: Sequence[str]) -> None:
     for name in names:
         try:
             importlib.import_module(name)
-        except Exception as error:  # noqa: BLE001  # user code: anything may come
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # user code: anything may come
             sys.stderr.write(f"sky-monarch: preload: cannot import {name}: {type(error).__name__}: {error}\n")
 
 

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.integration.test_standby import kill_and_see_it_back, log, seen, standby_of
 from tests.support.runs import FREE_RANK, Workbench, pid_of
@@ -172,3 +177,62 @@ def test_what_a_forked_rank_leaves_behind_without_exec_goes_with_it(workbench: W
     assert Path(f"/proc/{daemon}").exists()
     kill_and_see_it_back(workbench, name, 1)
     eventually(lambda: not Path(f"/proc/{daemon}").exists())
+
+
+@pytest.mark.parametrize(
+    ("what", "module", "is_forked"),
+    [
+        ("timeout", "import socket\nsocket.setdefaulttimeout(0.2)\n", True),
+        ("reaps", "import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\n", True),
+        ("mute", "import sys\nsys.stdout = None\n", True),
+        ("leaves", "raise SystemExit(3)\n", True),
+        # As `setproctitle` does, which puts a title where the environment was.
+        (
+            "retitled",
+            """
+import ctypes
+fields = open("/proc/self/stat").read().rpartition(")")[2].split()
+ctypes.memset(int(fields[47]), 0, int(fields[48]) - int(fields[47]))
+""",
+            False,
+        ),
+    ],
+)
+def test_whatever_an_import_does_to_its_process_standbys_come_at_once(
+    workbench: Workbench, what: str, module: str, is_forked: bool
+) -> None:
+    work = workbench.folder / "work"
+    work.mkdir()
+    (work / f"{what}.py").write_text(module)
+    name = start(workbench, what, what, workdir=str(work))
+    for _ in range(2):
+        standby = standby_of(workbench, name, 1)
+        assert (b"--serve" in Path(f"/proc/{standby}/cmdline").read_bytes()) == is_forked
+        spawned = kill_and_see_it_back(workbench, name, 1)
+        assert (spawned["warm"], spawned["pid"]) == (True, standby)
+    assert standby_of(workbench, name, 1)
+    notices = [event["message"] for event in seen(workbench, name, "notice")]
+    assert not [text for text in notices if "the next one in" in text], notices
+    assert is_forked or [text for text in notices if "none is forked" in text], notices
+
+
+def test_a_fork_server_that_hangs_in_a_request_holds_up_no_end(workbench: Workbench) -> None:
+    name = start(workbench, "slow-end")
+    standby_of(workbench, name, 1)
+    (server,) = fork_servers(workbench, name)
+    os.kill(server, signal.SIGSTOP)
+    kill_and_see_it_back(workbench, name, 1)  # now a standby is asked for, and nobody answers
+    started_s = time.monotonic()
+    assert workbench.cli("down", name, "--grace", "1").returncode == 0
+    assert time.monotonic() - started_s < 6, "less than what a standby is waited for"
+    assert not workbench.processes(name)
+
+
+def test_who_is_half_born_when_its_agent_dies_does_not_wait_for_it() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as agent:
+        pass
+    code = f"from sky_monarch import _core; _core.settle_forked({agent.pid}, 'mark', 0, 60.0)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=False
+    )
+    assert "did not become its parent" in done.stderr, done.stderr

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use tokio::sync::{Mutex, watch};
-use tokio::time::timeout;
+use tokio::sync::{Mutex, MutexGuard, watch};
+use tokio::time::{sleep, timeout};
 
 use super::capture::{self, Capture};
 use super::context::{Context, Shared};
@@ -30,8 +30,10 @@ use crate::{Error, ErrorKind, Result};
 const READY_LIMIT: Duration = Duration::from_secs(600);
 /// From the request to a process of its own: two forks, where the processors are busy.
 const FORK_LIMIT: Duration = Duration::from_secs(10);
-/// Fork servers that may die in a row before standbys import for themselves.
-const MAX_DEATHS: u32 = 3;
+/// The same where nobody wants the process any more: whoever ends the group waits for this.
+const UNWANTED_LIMIT: Duration = Duration::from_millis(500);
+/// Forks that may fail in a row, with their server or without it, before standbys import for themselves.
+const MAX_FAILURES: u32 = 3;
 
 /// The fork server of an agent.
 #[derive(Clone, Debug, Default)]
@@ -42,7 +44,7 @@ pub struct ForkServer {
 #[derive(Debug, Default)]
 struct State {
     server: Option<Server>,
-    deaths: u32,
+    failures: u32,
     births: u64,
     /// Said once: no process can be forked from it.
     is_refused: bool,
@@ -97,11 +99,7 @@ impl ForkServer {
         wanted: &mut watch::Receiver<bool>,
     ) -> bool {
         let mut unwanted = wanted.clone();
-        let locked = tokio::select! {
-            state = self.state.lock() => Some(state),
-            _ = unwanted.wait_for(|wanted| !wanted) => None,
-        };
-        let Some(mut state) = locked else { return false };
+        let Some(mut state) = self.lock(wanted).await else { return false };
         state.bury(context).await;
         if state.is_refused {
             return false;
@@ -147,9 +145,22 @@ impl ForkServer {
         }
     }
 
+    /// The state, unless `wanted` turns false before nobody else needs it.
+    async fn lock(&self, wanted: &mut watch::Receiver<bool>) -> Option<MutexGuard<'_, State>> {
+        tokio::select! {
+            state = self.state.lock() => Some(state),
+            _ = wanted.wait_for(|wanted| !wanted) => None,
+        }
+    }
+
     /// Forks a process. An error says that it was not possible now; it may be later.
-    pub async fn fork(&self, context: &Shared, birth: Birth) -> Result<Spawned> {
-        let mut state = self.state.lock().await;
+    pub async fn fork(
+        &self,
+        context: &Shared,
+        birth: Birth,
+        wanted: &mut watch::Receiver<bool>,
+    ) -> Result<Spawned> {
+        let Some(mut state) = self.lock(wanted).await else { return Err(failed("nobody needs it")) };
         state.births += 1;
         let id = state.births;
         let Some(server) = state.server.as_mut().filter(|server| server.is_ready) else {
@@ -173,8 +184,14 @@ impl ForkServer {
                 // It was given up, and comes late: nobody holds the other end of its promotion, so it ends by itself.
             }
         };
-        let answer: std::io::Result<Option<Message>> =
-            timeout(FORK_LIMIT, asked).await.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()));
+        let given_up = async {
+            let _ = timeout(FORK_LIMIT - UNWANTED_LIMIT, wanted.wait_for(|wanted| !wanted)).await;
+            sleep(UNWANTED_LIMIT).await;
+        };
+        let answer: std::io::Result<Option<Message>> = tokio::select! {
+            answer = asked => answer,
+            () = given_up => Err(std::io::ErrorKind::TimedOut.into()),
+        };
         match answer {
             Ok(Some(Message { text, mut fds })) => {
                 if let Some(reason) = text.strip_prefix("refused ") {
@@ -182,9 +199,13 @@ impl ForkServer {
                     state.end(context).await;
                     return Err(failed(reason));
                 }
-                state.deaths = 0;
                 let born = fds.pop().and_then(|pidfd| Some(Spawned { pid: pid_of(&pidfd)?, pidfd }));
-                let Some(spawned) = born else { return Err(failed(&text)) };
+                let Some(spawned) = born else {
+                    let why = text.strip_prefix(&format!("failed {id} ")).unwrap_or("it died at once");
+                    state.failed(context, why).await;
+                    return Err(failed(why));
+                };
+                state.failures = 0;
                 context.registry.with_lock(|pids| pids.insert(spawned.pid));
                 Ok(spawned)
             }
@@ -217,16 +238,25 @@ impl State {
         }
     }
 
+    /// It lives, and has made no process.
+    async fn failed(&mut self, context: &Context, how: &str) {
+        self.failures += 1;
+        if self.failures >= MAX_FAILURES {
+            self.refuse(context, &format!("{how}, {MAX_FAILURES} times in a row"));
+            self.end(context).await;
+        }
+    }
+
     async fn died(&mut self, context: &Context, how: &str) {
         let Some(server) = self.server.as_ref().filter(|_| !mutant::is_on("keep_dead_fork_server")) else {
             return;
         };
-        self.deaths += 1;
+        self.failures += 1;
         let tail = server.tracked.capture.tail();
         let last = tail.last().map(|line| env::redact(line, &context.run.token)).unwrap_or_default();
         self.end(context).await;
-        if self.deaths >= MAX_DEATHS {
-            self.refuse(context, &format!("{how}, {MAX_DEATHS} times in a row ({last})"));
+        if self.failures >= MAX_FAILURES {
+            self.refuse(context, &format!("{how}, {MAX_FAILURES} times in a row ({last})"));
         } else {
             tracing::warn!("the fork server is gone: {how} ({last})");
         }

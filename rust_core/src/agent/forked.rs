@@ -6,6 +6,10 @@
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
+use nix::sys::signal::kill;
+use nix::unistd::Pid;
+
 use super::tree::SPAWN_ID;
 use crate::{Error, ErrorKind, Result};
 
@@ -18,6 +22,7 @@ const LOOK_AGAIN: Duration = Duration::from_micros(200);
 /// For the only thread of a process that was forked a moment ago.
 pub fn settle(agent: u32, spawn_id: &str, nice: i32, limit: Duration) -> Result<()> {
     let failed = |message: String| Error::new(ErrorKind::Io, "settle a forked process", message);
+    let agent_pid = Pid::from_raw(i32::try_from(agent).map_err(|_| failed(format!("{agent} is no pid")))?);
     // SAFETY: no arguments. It fails only in the leader of a group, which a process that was just forked is not.
     unsafe { libc::setsid() };
     // SAFETY: takes integers. Without it only speed is lost.
@@ -25,7 +30,9 @@ pub fn settle(agent: u32, spawn_id: &str, nice: i32, limit: Duration) -> Result<
     let until = Instant::now() + limit;
     let is_adopted = || std::os::unix::process::parent_id() == agent;
     while !is_adopted() {
-        if Instant::now() >= until {
+        // Without an agent nobody would end this process.
+        let is_gone = matches!(kill(agent_pid, None), Err(Errno::ESRCH));
+        if is_gone || Instant::now() >= until {
             return Err(failed(format!("the agent, process {agent}, did not become its parent")));
         }
         sleep(LOOK_AGAIN);

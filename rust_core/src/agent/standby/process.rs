@@ -76,11 +76,29 @@ impl Standby {
         until: StandbyUntil,
         mut wanted: watch::Receiver<bool>,
     ) -> Result<Option<Self>> {
-        let is_forked =
+        let can_fork =
             ForkServer::serves(plan) && context.fork_server.is_ready(context, plan, &mut wanted).await;
+        if can_fork && *wanted.borrow() {
+            match Self::begin(context, plan, rank, until, Some(&mut wanted)).await {
+                Ok(standby) => return Ok(Some(standby)),
+                // What ails the fork server must not use up the tries of the slot.
+                Err(error) => tracing::warn!(%error, "a standby imports for itself"),
+            }
+        }
         if !*wanted.borrow() {
             return Ok(None);
         }
+        Self::begin(context, plan, rank, until, None).await.map(Some)
+    }
+
+    /// Starts one: forked while it is `wanted`, by itself where nothing is said of that.
+    async fn begin(
+        context: &Shared,
+        plan: &GroupPlan,
+        rank: u32,
+        until: StandbyUntil,
+        wanted: Option<&mut watch::Receiver<bool>>,
+    ) -> Result<Self> {
         let (ours, theirs) = promotion_pair()?;
         let (read, write) = capture::pipe()?;
         let spawn_id = context.spawn_id();
@@ -88,18 +106,18 @@ impl Standby {
         let env = env::rank_env(&context.run, plan, &place);
         let target = context.logs.target(plan, rank, 0);
         let capture = Capture::start(read, target, context.outbox.clone(), Some(plan.replica))?;
-        let (spawned, nice) = if is_forked {
+        let (spawned, nice) = if let Some(wanted) = wanted {
             let nice = context.job_nice + if context.can_renice { FORKED_NICE } else { 0 };
             let birth =
                 Birth { env, spawn_id: spawn_id.clone(), until, output: write, promotion: theirs, nice };
-            (context.fork_server.fork(context, birth).await?, FORKED_NICE)
+            (context.fork_server.fork(context, birth, wanted).await?, FORKED_NICE)
         } else {
             let nice = if context.can_renice { NICE } else { 0 };
             let argv = worker_command(plan, until)?;
             (context.spawn(argv, env, &plan.workdir, write, Some(theirs), nice).await?, NICE)
         };
         let _ = nice_session(spawned.pid, nice); // without, it only costs speed
-        Self::watch(context, plan, (rank, spawn_id), until, (spawned, capture, ours)).map(Some)
+        Self::watch(context, plan, (rank, spawn_id), until, (spawned, capture, ours))
     }
 
     fn watch(
