@@ -17,7 +17,6 @@ import contextlib
 import gc
 import json
 import os
-import random
 import socket
 import sys
 from dataclasses import dataclass
@@ -154,8 +153,7 @@ def _live(line: socket.socket, request: dict[str, Any], fds: list[int]) -> Birth
 
 
 def _part_ways() -> None:
-    """What a process of its own would have drawn for itself."""
-    random.seed()
+    """What a process of its own would have drawn for itself, and `random` draws anew after a fork."""
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()

@@ -15,8 +15,11 @@ REST = [mutant for mutant in MUTANTS if not mutant.always]
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Mutant, Future[Done]]]:
-    with all_run(REST, build_core(), lambda: tmp_path_factory.mktemp("mutant"), at_once=4) as running:
+def running(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[Mutant, Future[Done]]]:
+    chosen = [item.callspec.params["mutant"] for item in request.session.items if hasattr(item, "callspec")]
+    with all_run(chosen, build_core(), lambda: tmp_path_factory.mktemp("mutant"), at_once=6) as running:
         yield running
 
 

@@ -23,8 +23,8 @@ FORKED = [
     ),
     replaced(
         "fork_server.py",
-        "    random.seed()\n",
-        "",
+        "numpy_random.seed()",
+        "pass",
         f"{_FORK}test_forked_standbys_share_no_random_numbers",
         "draws",
     ),
