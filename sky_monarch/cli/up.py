@@ -90,7 +90,7 @@ def _show_plan(job: object, injections: object, *, json: bool) -> None:
     _output.print_line(f"{values['name']} on {values['infra']}: {groups}, at least {values['min_replicas']}")
     for key in ("workdir", "setup", "run"):
         if values.get(key):
-            first, *more = str(values[key]).strip().splitlines()
+            first, *more = _output.plain(str(values[key])).strip().splitlines()
             _output.print_line(f"  {key}: {first}{' …' if more else ''}")
     for key in ("envs", "secrets"):
         if values.get(key):

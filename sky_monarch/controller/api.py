@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Protocol
 
@@ -25,6 +26,7 @@ _NDJSON = "application/x-ndjson"
 _MAX_BODY_BYTES = 64 * 1024
 _MAX_GRACE_S = 3600.0
 _DEFAULT_GRACE_S = 10.0
+_KEEP_ALIVE_S = 5.0
 
 
 class Run(Protocol):
@@ -137,14 +139,20 @@ class _Door:
 
 
 async def _event_lines(run: Run, request: Request, after: int, follow: bool) -> AsyncIterator[bytes]:
+    spoke_s = time.monotonic()
     while True:
         over = run.ended()  # asked first: what was written before the end is still read below
         while page := run.events(after, _PAGE):
             after = page[-1]["id"]
             yield b"".join(_ndjson(event) for event in page)
+            spoke_s = time.monotonic()
             await asyncio.sleep(0)
         if over or not follow or await request.is_disconnected():
             return
+        if time.monotonic() - spoke_s >= _KEEP_ALIVE_S:
+            # A run that goes well has no events for hours: an empty line says that this process does, too.
+            yield b"\n"
+            spoke_s = time.monotonic()
         await run.more_events(after, timeout_s=1.0)
 
 

@@ -23,9 +23,8 @@ BASE_URL = "http://controller"
 
 _CONNECT_S = 5.0
 _REQUEST_S = 10.0
-#: A stream that follows is silent while nothing happens; after this long it is opened anew, which also
-#: notices a controller that is stopped or wedged. Logs have no ids: they begin anew at their beginning, so
-#: the controller keeps them alive with an empty line every few seconds.
+#: A stream that follows is kept alive with an empty line every few seconds; one that is silent for this long
+#: comes from a controller that is stopped or wedged, and is opened anew.
 _FOLLOW_S = {"/v1/events": 30.0, "/v1/logs": 30.0}
 
 

@@ -366,6 +366,16 @@ def test_a_second_agent_of_one_host_is_dropped_while_the_first_lives(
     eventually(lambda: run.status()["groups"][0]["step"] == 9)
 
 
+def test_a_run_without_news_is_told_from_a_controller_without_a_voice(
+    run: ControllerRun, agent: ScriptedAgent
+) -> None:
+    trains(agent)
+    last = run.events()[-1]["id"]
+    params = {"follow": "1", "after": str(last)}
+    with run.client() as client, client.stream("GET", "/v1/events", params=params, timeout=15) as stream:
+        assert not next(line for line in stream.iter_lines() if not line.strip())
+
+
 def test_events_can_be_followed_and_resumed_by_id_until_the_run_ends(
     run: ControllerRun, agent: ScriptedAgent
 ) -> None:
@@ -382,7 +392,7 @@ def test_events_can_be_followed_and_resumed_by_id_until_the_run_ends(
     def follow() -> None:
         params = {"follow": "1", "after": str(last)}
         with run.client() as client, client.stream("GET", "/v1/events", params=params) as stream:
-            rest.extend(json.loads(line) for line in stream.iter_lines())
+            rest.extend(json.loads(line) for line in stream.iter_lines() if line)
 
     thread = threading.Thread(target=follow)
     thread.start()

@@ -402,6 +402,14 @@ def test_a_dry_run_shows_the_plan_without_values_and_makes_nothing(cli, tmp_path
     assert not (tmp_path / "s").exists()
 
 
+def test_a_plan_cannot_draw_on_the_terminal(cli, tmp_path):
+    (tmp_path / "job.yaml").write_text('name: x\nreplicas: 1\nrun: "\\e[31mred\\e]0;title\\a"\n')
+    done = cli("up", "job.yaml", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "red" in done.stdout
+    assert "\x1b" not in done.stdout
+
+
 def test_names_of_runs_complete(env, start):
     start("alpha")
     start("beta")

@@ -18,6 +18,7 @@ use tokio::time::sleep;
 
 use super::mutant;
 use super::services::{Life, Starter};
+use super::tree::Entry;
 use crate::{Error, Result};
 
 /// Tells a process that it is a spare.
@@ -63,7 +64,10 @@ impl Spares {
         }
         let Spare { life, mut line } = self.shared.spare().take()?;
         self.shared.taken.notify_one();
-        if let Err(cause) = line.write_all(b"1") {
+        // A stopped process would be the service by name alone, and everybody would wait for it.
+        let is_stopped = Entry::read(life.process.pid).is_some_and(|entry| entry.state == b'T');
+        let told = if is_stopped { Err(io::Error::other("it is stopped")) } else { line.write_all(b"1") };
+        if let Err(cause) = told {
             tracing::warn!(pid = life.process.pid, %cause, "a spare cannot be told: it is ended");
             let _ = life.process.signal(libc::SIGKILL);
             return None;

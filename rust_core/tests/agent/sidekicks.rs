@@ -255,6 +255,13 @@ async fn a_service_that_dies_goes_on_as_its_spare(mutant: Option<&'static str>) 
     kill(idle, libc::SIGKILL);
     eventually("and another", SOON, || spares(&[serving, idle]).len() == 1).await?;
     ensure(ask()? == serving, "the service was not touched")?;
+    // One that is stopped could not serve, and is passed over.
+    let stopped = spares(&[serving, idle])[0];
+    kill(stopped, libc::SIGSTOP);
+    kill(serving, libc::SIGKILL);
+    eventually("the dead one is gone", SOON, || !alive(serving)).await?;
+    ensure(ask()? != stopped, "somebody serves who can")?;
+    eventually("the stopped one is ended", SOON, || !alive(stopped)).await?;
     scene.send(sky_monarch_core::protocol::Command::Shutdown { grace_s: 1.0, reason: "down".into() }).await;
     scene.agent_exit().await?;
     ensure(marked(&scene.run_id).is_empty(), "neither service nor spare is left")
