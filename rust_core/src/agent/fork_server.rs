@@ -185,6 +185,9 @@ impl ForkServer {
             }
         };
         let given_up = async {
+            if mutant::is_on("wait_for_unwanted") {
+                return sleep(FORK_LIMIT).await;
+            }
             let _ = timeout(FORK_LIMIT - UNWANTED_LIMIT, wanted.wait_for(|wanted| !wanted)).await;
             sleep(UNWANTED_LIMIT).await;
         };

@@ -10,6 +10,7 @@ use nix::errno::Errno;
 use nix::sys::signal::kill;
 use nix::unistd::Pid;
 
+use super::mutant;
 use super::tree::SPAWN_ID;
 use crate::{Error, ErrorKind, Result};
 
@@ -31,7 +32,8 @@ pub fn settle(agent: u32, spawn_id: &str, nice: i32, limit: Duration) -> Result<
     let is_adopted = || std::os::unix::process::parent_id() == agent;
     while !is_adopted() {
         // Without an agent nobody would end this process.
-        let is_gone = matches!(kill(agent_pid, None), Err(Errno::ESRCH));
+        let is_gone =
+            matches!(kill(agent_pid, None), Err(Errno::ESRCH)) && !mutant::is_on("wait_for_dead_agent");
         if is_gone || Instant::now() >= until {
             return Err(failed(format!("the agent, process {agent}, did not become its parent")));
         }
