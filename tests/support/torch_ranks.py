@@ -81,7 +81,7 @@ def rank(log: str, options: dict[str, Any]) -> None:
     with session:
         write("entered", pid=os.getpid())
         if "die_at" in options:
-            _die_in_collective(session, options["die_at"])
+            die_in_collective(session, options["die_at"])
         while session.running:
             step = session.step
             x = torch.randn(8, 16, generator=session.generator())
@@ -109,7 +109,7 @@ def rank(log: str, options: dict[str, Any]) -> None:
     write("left")
 
 
-def _die_in_collective(session: Any, step: int) -> None:
+def die_in_collective(session: Any, step: int) -> None:
     """SIGKILL this process right after it has begun its second bucket of ``step``."""
     begun = [0]
     allreduce = session._group.allreduce
