@@ -297,6 +297,9 @@ class Session:
             and not self._begin(manager)
         ):
             return False
+        if manager.errored() is not None:
+            # A heal that failed, for one: this member reduces nothing, and the others would wait for it.
+            self._group.cut()
         counts = self._contributions
         self._buckets.pack(counts.offer(samples))
         return self._buckets.average(

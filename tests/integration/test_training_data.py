@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 from collections import Counter
@@ -56,10 +57,16 @@ class Group:
         assert self.children[replica, generation].wait(LIMIT_S) == -signal.SIGKILL, self.zygote.log()
         self.lighthouse.evict(replica, generation)
 
-    def let_in(self, replica: int, generation: int) -> None:
-        """Open the gate for the others once this one is sure to be in their next quorum."""
+    def come_back(self, replica: int, generation: int, **options: Any) -> None:
+        """Start it while 0 and 1 stand at the gate, which opens once it is sure to be in their next quorum."""
+        for other in (0, 1):
+            eventually(lambda other=other: self.commits(other) == BACK_AT, within_s=LIMIT_S)
+        self.start(replica, generation, **options)
         eventually(lambda: self.lighthouse.asks(replica, generation), within_s=LIMIT_S)
         self.gate.touch()
+
+    def commits(self, replica: int) -> int:
+        return len(self.lines((replica, 1), "commit"))
 
     def ends(self, *places: Place) -> None:
         assert [self.children[place].wait(LIMIT_S) for place in places] == [0] * len(places), (
@@ -68,7 +75,7 @@ class Group:
 
     def lines(self, place: Place, event: str) -> list[dict[str, Any]]:
         path = self.folder / "r{}.g{}".format(*place)
-        found = [json.loads(line) for line in path.read_text().splitlines()]
+        found = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
         return [line for line in found if line["event"] == event]
 
     def by_step(self, event: str, field: str) -> dict[int, list[Any]]:
@@ -111,8 +118,16 @@ def three_two_three(group: Group) -> None:
         group.start(replica, hold={BACK_AT: str(group.gate)}, average_first=replica == 1)
     group.start(2, die_at=KILLED_AT)
     group.bury(2)
-    group.start(2, 2)
-    group.let_in(2, 2)
+    group.come_back(2, 2)
+    group.ends((0, 1), (1, 1), (2, 2))
+
+
+def heals_at_the_second_try(group: Group) -> None:
+    for replica in (0, 1):
+        group.start(replica, hold={BACK_AT: str(group.gate)})
+    group.start(2, die_at=KILLED_AT)
+    group.bury(2)
+    group.come_back(2, 2, fail_heals=1)
     group.ends((0, 1), (1, 1), (2, 2))
 
 
@@ -121,8 +136,7 @@ def dies_while_another_heals(group: Group) -> None:
     group.start(1, hold={BACK_AT: str(group.gate)}, die_at=BACK_AT)
     group.start(2, die_at=KILLED_AT)
     group.bury(2)
-    group.start(2, 2)
-    group.let_in(2, 2)
+    group.come_back(2, 2)
     group.bury(1)
     group.ends((0, 1), (2, 2))
 
@@ -130,6 +144,7 @@ def dies_while_another_heals(group: Group) -> None:
 SCHEDULES = {
     "undisturbed": undisturbed,
     "disturbed": three_two_three,
+    "stubborn": heals_at_the_second_try,
     "unlucky": dies_while_another_heals,
 }
 
@@ -247,3 +262,13 @@ def test_the_same_seed_and_the_same_failures_give_the_same_bits(run: Run) -> Non
     calm = run("undisturbed").by_step("commit", "digest")
     assert calm[KILLED_AT - 1][0] == first[KILLED_AT - 1][0]
     assert calm[KILLED_AT][0] != first[KILLED_AT][0], "the digests tell runs apart"
+
+
+def test_a_heal_that_fails_stalls_nobody_and_is_tried_again(run: Run) -> None:
+    group = run("stubborn")
+    times = [line["t"] for line in group.lines((0, 1), "commit")]
+    gaps = [after - before for before, after in itertools.pairwise(times)]
+    # A collective may take 60 s: whoever is not cut loose waits for it.
+    assert max(gaps) < 20, "the others waited for the one that could not heal"
+    assert [len(group.lines(place, "finished")) for place in ((0, 1), (1, 1), (2, 2))] == [1, 1, 1]
+    assert all(len(set(of_step)) == 1 for of_step in group.by_step("commit", "digest").values())

@@ -15,14 +15,17 @@ def rank(log: str, options: dict[str, Any]) -> None:
     """Train on a dataset of :data:`SAMPLES`, of which each has a gradient entry of its own.
 
     Options: ``steps``; ``die_at``: SIGKILL itself in the collectives of that step; ``hold``: steps before
-    which to wait for a file, as ``{step: path}``; ``average_first``: with a call of its own.
+    which to wait for a file, as ``{step: path}``; ``average_first``: with a call of its own; ``fail_heals``:
+    so many downloads of the state fail.
     """
     import torch
     from torch import nn
 
+    import sky_monarch.training.session
     from sky_monarch.training import Sampler, Session, Timeouts, seed_everything
 
     write = journal(log)
+    sky_monarch.training.session._LINGER_ALONE_S = 0.1  # all reach the end together
     torch.set_num_threads(1)
     seed_everything(0)
     features = torch.randn(SAMPLES, 16, generator=torch.Generator().manual_seed(1))
@@ -56,13 +59,14 @@ def rank(log: str, options: dict[str, Any]) -> None:
     with session:
         if "die_at" in options:
             die_in_collective(session, options["die_at"])
+        _fail_heals(session._manager, options.get("fail_heals", 0))
         while True:
             gate = holds.get(session.step)
             while gate is not None and not gate.exists():
                 time.sleep(0.01)
             if not session.running:
                 break
-            number, indices = sampler.batch_number, sampler.indices()
+            number, indices, share = sampler.batch_number, sampler.indices(), sampler.share
             loss = (
                 model["net"](features[indices]).square().mean() + model.get_parameter("marks")[indices].mean()
             )
@@ -74,7 +78,7 @@ def rank(log: str, options: dict[str, Any]) -> None:
                     "commit",
                     step=session.step - 1,
                     digest=session.digest(),
-                    took_part=session._manager.is_participating(),
+                    took_part=session._manager.is_participating() and share > 0,
                     participants=session._manager.num_participants(),
                     number=number,
                     indices=indices.tolist(),
@@ -82,3 +86,17 @@ def rank(log: str, options: dict[str, Any]) -> None:
                     lost=[(one.step, one.replica, one.number) for one in sampler.lost],
                 )
         write("finished", step=session.step, lost_samples=sampler.lost_samples)
+
+
+def _fail_heals(manager: Any, count: int) -> None:
+    """Lose so many states on their way from the donor."""
+    transport, left = manager._checkpoint_transport, [count]
+    receive = transport.recv_checkpoint
+
+    def receive_or_fail(**arguments: Any) -> Any:
+        if left[0] > 0:
+            left[0] -= 1
+            raise OSError("the donor went away")
+        return receive(**arguments)
+
+    transport.recv_checkpoint = receive_or_fail
