@@ -37,31 +37,25 @@ def permuted(places: torch.Tensor, size: int, *, seed: int, epoch: int) -> torch
     return found
 
 
-def _network(places: torch.Tensor, half: int, keys: list[int]) -> torch.Tensor:
+def _network(places: torch.Tensor, half: int, keys: list[tuple[int, int]]) -> torch.Tensor:
     mask = (1 << half) - 1
     left, right = places >> half, places & mask
-    for key in keys:
-        left, right = right, left ^ (_mixed(right, key) & mask)
+    for factor, term in keys:
+        # Multiply-shift hashing: the top bits. Int64 wraps around; its shift copies the sign, hence the mask.
+        left, right = right, left ^ ((right * factor + term >> 64 - half) & mask)
     return (left << half) | right
 
 
-def _mixed(word: torch.Tensor, key: int) -> torch.Tensor:
-    """Splitmix64's finish. Int64 wraps around as unsigned does; its shifts copy the sign, hence the masks."""
-    word = word + key
-    word = (word ^ ((word >> 30) & ((1 << 34) - 1))) * _signed(0xBF58476D1CE4E5B9)
-    word = (word ^ ((word >> 27) & ((1 << 37) - 1))) * _signed(0x94D049BB133111EB)
-    return word ^ ((word >> 31) & ((1 << 33) - 1))
-
-
-def _keys(seed: int, epoch: int) -> list[int]:
+def _keys(seed: int, epoch: int) -> list[tuple[int, int]]:
+    """For each round an odd factor and a term, by splitmix64."""
     state = (seed * 0x9E3779B97F4A7C15 + (epoch + 1) * 0xD1342543DE82EF95) & _WORD
-    keys = []
-    for _ in range(_ROUNDS):
+    words = []
+    for _ in range(2 * _ROUNDS):
         state = (state + 0x9E3779B97F4A7C15) & _WORD
         word = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
         word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _WORD
-        keys.append(_signed(word ^ (word >> 31)))
-    return keys
+        words.append(_signed(word ^ (word >> 31)))
+    return [(factor | 1, term) for factor, term in zip(words[::2], words[1::2], strict=True)]
 
 
 def _signed(word: int) -> int:

@@ -193,6 +193,20 @@ def test_all_groups_go_on_from_the_newest_checkpoint(
     assert_bit_equal(second, [(0, 1), (1, 1)])
 
 
+def test_what_was_computed_before_the_checkpoint_was_read_is_not_used(zygote: Zygote, tmp_path: Path) -> None:
+    checkpoint = json.dumps({"to": str(tmp_path / "checkpoints"), "every_steps": 4, "keep": 1})
+    ninth = []
+    for log in (tmp_path / "first", tmp_path / "second"):
+        alone = zygote.fork(f"{RANKS}:rank", str(log), {"steps": 9}, SKY_MONARCH_CHECKPOINT=checkpoint)
+        assert alone.wait(LIMIT_S) == 0, zygote.log()
+        commits = [
+            line for line in map(json.loads, log.read_text().splitlines()) if line["event"] == "commit"
+        ]
+        ninth.append(commits[-1])
+    assert len(commits) == 1, "the second goes on from step 8"
+    assert ninth[0]["digest"] == ninth[1]["digest"], "as if there had been no interruption"
+
+
 def test_a_death_a_hang_and_a_missing_member_cost_the_mesh_moments(zygote: Zygote, tmp_path: Path) -> None:
     logs = [tmp_path / f"{number}.jsonl" for number in range(4)]
     members = [
