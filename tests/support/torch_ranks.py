@@ -42,7 +42,8 @@ def rank(log: str, options: dict[str, Any]) -> None:
     """Train a small model in a session.
 
     Options: ``steps``; ``seed`` of the initial parameters; ``die_at``: SIGKILL itself in the middle of the
-    collectives of that step; ``sleep_s`` a step; ``average_first``: with a call of its own.
+    collectives of that step; ``sleep_s`` a step; ``average_first``: with a call of its own; ``uneven``: rank ``k`` has
+    ``k + 1`` samples, each with a gradient of ``k + 1``.
     """
     import torch
     from torch import nn
@@ -86,11 +87,12 @@ def rank(log: str, options: dict[str, Any]) -> None:
             step = session.step
             x = torch.randn(8, 16, generator=session.generator())
             time.sleep(options.get("sleep_s", 0.0))
-            loss = model["net"](x).square().mean() + model.get_parameter("ones").sum()
+            samples = session.rank + 1 if options.get("uneven") else None
+            loss = model["net"](x).square().mean() + model.get_parameter("ones").sum() * (samples or 1)
             loss.backward()
-            if options.get("average_first") and session.average_gradients():
+            if options.get("average_first") and session.average_gradients(samples=samples):
                 write("averaged", step=step, ones=model.get_parameter("ones").grad.tolist())
-            if session.step_optimizer(metrics={"loss": loss.detach()}):
+            if session.step_optimizer(metrics={"loss": loss.detach()}, samples=samples):
                 extra["value"] = session.step
                 write(
                     "commit",
