@@ -11,11 +11,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-__all__ = ["GradientBuckets", "ResilientGloo", "Session", "Timeouts", "seed_everything"]
+__all__ = ["GradientBuckets", "Loader", "ResilientGloo", "Sampler", "Session", "Timeouts", "seed_everything"]
 
 if TYPE_CHECKING:
     from sky_monarch.training.collectives import GradientBuckets
+    from sky_monarch.training.loader import Loader
     from sky_monarch.training.process_group import ResilientGloo
+    from sky_monarch.training.sampler import Sampler
     from sky_monarch.training.seeding import seed_everything
     from sky_monarch.training.session import Session
     from sky_monarch.training.timeouts import Timeouts
@@ -25,7 +27,9 @@ os.environ.setdefault("RUST_LOG", "error")
 
 _HOME = {
     "GradientBuckets": "collectives",
+    "Loader": "loader",
     "ResilientGloo": "process_group",
+    "Sampler": "sampler",
     "Session": "session",
     "Timeouts": "timeouts",
     "seed_everything": "seeding",

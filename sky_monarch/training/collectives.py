@@ -10,6 +10,7 @@ import torch
 from torch import distributed as dist
 
 from sky_monarch.errors import ConfigError, QuorumError
+from sky_monarch.training.contributions import Contributions
 
 if TYPE_CHECKING:
     from torchft import Manager
@@ -81,15 +82,18 @@ class GradientBuckets:
         return [bucket for flat in self._flats for bucket in flat.buckets]
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
-    def pack(self) -> None:
+    def pack(self, weight: float = 1.0) -> None:
         """Copy the parameters' gradients into the buffers; a parameter without one counts as zero.
+
+        Args:
+            weight: What they are multiplied by there. With 0 even a gradient that is not a number is zero.
 
         Raises:
             ConfigError: A gradient is sparse.
         """
         for flat in self._flats:
             for param, view in zip(flat.params, flat.views, strict=True):
-                if param.grad is None:
+                if param.grad is None or weight == 0:
                     view.zero_()
                 elif param.grad.is_sparse:
                     raise ConfigError(
@@ -98,6 +102,8 @@ class GradientBuckets:
                     )
                 else:
                     view.copy_(param.grad)
+            if weight not in (0, 1):
+                flat.buffer *= weight
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def unpack(self) -> None:
@@ -113,7 +119,13 @@ class GradientBuckets:
                 else:
                     param.grad.copy_(view)
 
-    def average(self, manager: Manager, *, inner: dist.ProcessGroup | None = None) -> bool:
+    def average(
+        self,
+        manager: Manager,
+        *,
+        inner: dist.ProcessGroup | None = None,
+        contributions: Contributions | None = None,
+    ) -> bool:
         """Average the buffers over the participants of the current quorum, in place.
 
         A replica that heals takes part with zeros and is not counted. The divisor is the number of
@@ -122,6 +134,7 @@ class GradientBuckets:
         Args:
             manager: Its quorum must have been started.
             inner: The ranks of this replica group, averaged over first; None for groups of one rank.
+            contributions: Offered, where the average is to be over samples; None for one over ranks.
 
         Returns:
             False if a member left in mid-collective. The buffers are then undefined, and the manager votes
@@ -135,13 +148,20 @@ class GradientBuckets:
             options = dist.AllreduceOptions()
             options.reduceOp = dist.ReduceOp.SUM
             try:
-                for work in [inner.allreduce([bucket], options) for bucket in buckets]:
+                works = [inner.allreduce([bucket], options) for bucket in buckets]
+                for work in [*works, *([contributions.within(inner)] if contributions else [])]:
                     work.wait()
             except RuntimeError as error:
                 # No vote helps: the whole generation of this group is replaced when one of its ranks dies.
                 raise QuorumError(f"another rank of this replica group left: {error}") from error
             for bucket in buckets:
                 bucket /= inner.size()
-        for work in [manager.allreduce(bucket) for bucket in buckets]:
+        counting = [contributions.across(manager)] if contributions else []
+        for work in [*counting, *(manager.allreduce(bucket) for bucket in buckets)]:
             work.wait()
+        if contributions is not None and manager.errored() is None:
+            contributions.settle(manager)
+            if (correction := contributions.correction) != 1:
+                for bucket in buckets:
+                    bucket *= correction
         return manager.errored() is None

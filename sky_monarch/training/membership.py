@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from datetime import timedelta
+from urllib.parse import urlsplit
 
 import torch
 from torch import distributed as dist
@@ -82,8 +83,7 @@ def make_manager(
         lighthouse = (
             f"http://{LOCAL_ADDRESS}:{server.address().rpartition(':')[2]}"  # it advertises the host's name
         )
-    # Outside sky-monarch there is no secret; the lighthouse's address at least tells two runs apart.
-    token = env.agent.token if env.agent is not None else lighthouse
+    token = env.agent.token if env.agent is not None else _shared_secret(lighthouse)
     transport = PrivateHTTPTransport(
         token=token, address=env.address, timeout=timedelta(seconds=timeouts.transfer_s)
     )
@@ -112,3 +112,13 @@ def make_manager(
         raise ConfigError(f"cannot reach the lighthouse or the group's store: {error}") from error
     undo.callback(manager.shutdown)
     return manager
+
+
+def _shared_secret(lighthouse: str) -> str:
+    """What all groups of a run know where no agent tells them a token.
+
+    Our lighthouse's URL holds one (``r<replica>.g<generation>.<secret>@``, of which the rest differs from group
+    to group); TorchFT's has none, and its address at least tells two runs apart.
+    """
+    who, _, place = urlsplit(lighthouse).netloc.rpartition("@")
+    return who.split(".", 2)[-1] or place

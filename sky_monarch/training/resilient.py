@@ -74,6 +74,8 @@ class Resilient(ProcessGroupWrapper):  # type: ignore[misc]  # torchft has no ty
         self._mesh: Mesh | None = None
         self._rendezvous: _Rendezvous | None = None
         self._abandoned = 0
+        self._global_ranks: list[int] | None = None
+        self._group_world_size: int | None = None
 
     @abstractmethod
     def _connect(
@@ -84,6 +86,12 @@ class Resilient(ProcessGroupWrapper):  # type: ignore[misc]  # torchft has no ty
     def _leave(self, mesh: Mesh | None) -> None:  # noqa: ARG002
         """Let go of the old mesh, None before the first."""
         self.abort(errored=False)
+
+    @property
+    def members(self) -> list[int]:
+        """Replica groups of the newest quorum, ascending, those that heal included."""
+        size = self._group_world_size or 1
+        return sorted(place // size for place in self._global_ranks or [])
 
     @property
     def abandoned(self) -> int:

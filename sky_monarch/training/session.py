@@ -20,18 +20,20 @@ from typing import Any
 
 import torch
 import torch._dynamo  # the first optimizer would import it: a second of CPU that a warm standby pays early
-from torch import distributed as dist
 
 from sky_monarch.errors import ConfigError, QuorumError
 from sky_monarch.standby import is_held, wait_for_promotion
 from sky_monarch.training.agent_link import AgentLink
+from sky_monarch.training.beginning import all_begin_equal
 from sky_monarch.training.collectives import BUCKET_BYTES, GradientBuckets
+from sky_monarch.training.contributions import Contributions
 from sky_monarch.training.digest import parameters_digest
 from sky_monarch.training.drain import Drain
 from sky_monarch.training.environment import RankEnvironment
 from sky_monarch.training.manager import SessionManager, quiet_torchft
 from sky_monarch.training.membership import join_group, make_manager, make_process_group
 from sky_monarch.training.rounds import Rounds
+from sky_monarch.training.sampler import Sampler
 from sky_monarch.training.seeding import batch_generator, seed_everything
 from sky_monarch.training.state import TrainingState
 from sky_monarch.training.timeouts import Timeouts
@@ -55,6 +57,8 @@ class Session:
         model: Built after :func:`seed_everything`, so that all groups start from the same bits (checked).
         optimizer: Steps only when the quorum commits.
         target_step: The work is done when this step is committed; None for a loop that ends by itself.
+        sampler: Deals out the samples of a dataset, so that none is used twice whoever dies or returns.
+        scheduler: One of torch's: stepped after each commit, healed and saved with the optimizer.
         seed: Of the run. The global generators go on with a stream of this rank's own; :meth:`generator`
             adds the step.
         before_update: Called with the step being applied, once the averaged gradients are in place and
@@ -75,6 +79,8 @@ class Session:
         optimizer: torch.optim.Optimizer,
         *,
         target_step: int | None = None,
+        sampler: Sampler | None = None,
+        scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
         seed: int = 0,
         before_update: Callable[[int], None] | None = None,
         retries: int = 3,
@@ -92,16 +98,20 @@ class Session:
         self._buckets = GradientBuckets(model.parameters(), bucket_bytes=bucket_bytes)
         self._model, self._optimizer = model, optimizer
         self._target_step, self._seed = target_step, seed
+        self._sampler, self._scheduler = sampler, scheduler
         self._before_update = before_update
         self._retries = retries
         self._release_limit_s = release_limit_s
         self._resources = contextlib.ExitStack()
         self._manager: SessionManager | None = None
-        self._begun = self._averaged = False
+        self._begun = self._averaged = self._replaced = False
         self._leader = False
         self._drain = Drain()
-        self.register_state("model", model.load_state_dict, model.state_dict)
+        self.register_state("model", self._replace_parameters, model.state_dict)
         self.register_state("optimizer", optimizer.load_state_dict, optimizer.state_dict)
+        for key, part in (("sampler", sampler), ("scheduler", scheduler)):
+            if part is not None:
+                self.register_state(key, part.load_state_dict, part.state_dict)
 
     # What a recipe asks.
 
@@ -204,21 +214,24 @@ class Session:
         if self.finished:
             return False
         self._rounds.ask()
-        self._begun, self._averaged = True, False
+        self._begun, self._averaged, self._replaced = True, False, False
         self._optimizer.zero_grad()
         return True
 
-    def average_gradients(self) -> bool:
+    def average_gradients(self, *, samples: int | None = None) -> bool:
         """Average the gradients now, for a recipe that wants to see them before :meth:`step_optimizer`.
+
+        Args:
+            samples: As there.
 
         Returns:
             False if no quorum held long enough, or the group healed to the end of the run; the step is lost.
         """
         manager = self._in_step()
         for attempt in range(self._retries + 1):
-            if not self._reduce(manager):
+            if not self._reduce(manager, samples):
                 self._vote(manager)
-                if self.finished or attempt == self._retries:
+                if self._replaced or self.finished or attempt == self._retries:
                     break
                 self._rounds.ask()
             else:
@@ -228,11 +241,16 @@ class Session:
         self._begun = False
         return False
 
-    def step_optimizer(self, metrics: Mapping[str, float | torch.Tensor] | None = None) -> bool:
+    def step_optimizer(
+        self, metrics: Mapping[str, float | torch.Tensor] | None = None, *, samples: int | None = None
+    ) -> bool:
         """Average the gradients over the quorum, vote, and step the optimizer if the vote passes.
 
         Args:
             metrics: Of this step, shown in status: ``loss`` and whatever else is worth a look.
+            samples: The weight of this rank's gradients, which are the mean over so many samples (tokens, …). In
+                every step on every rank, or never: then those of the sampler, without one all ranks weigh the
+                same.
 
         Returns:
             Whether the step was committed. If not, nothing has changed, and the loop simply goes on.
@@ -245,24 +263,25 @@ class Session:
         self._link.check()
         for attempt in range(self._retries + 1):
             if not self._averaged:
-                self._reduce(manager)
+                self._reduce(manager, samples)
             if self._vote(manager):
                 self._commit(manager, metrics or {})
                 return True
-            # Gradients averaged in place cannot be averaged again; kept ones can.
-            if self._averaged or self.finished or attempt == self._retries:
+            # Gradients averaged in place cannot be averaged again; kept ones can, as long as the parameters
+            # that they belong to are there: not after a heal.
+            if self._averaged or self._replaced or self.finished or attempt == self._retries:
                 break
             self._rounds.ask()
         self._begun = False
         return False
 
-    def _reduce(self, manager: SessionManager) -> bool:
+    def _reduce(self, manager: SessionManager, samples: int | None) -> bool:
         """One attempt at averaging; False if it failed, and the vote will then be no."""
         with self._link.waiting():
             self._rounds.wait()
-            return self._average(manager)
+            return self._average(manager, samples)
 
-    def _average(self, manager: SessionManager) -> bool:
+    def _average(self, manager: SessionManager, samples: int | None) -> bool:
         if self.finished:
             # The donors have reached the target and reduce no more: voting no still applies the state they
             # gave.
@@ -275,28 +294,31 @@ class Session:
             and not self._begin(manager)
         ):
             return False
-        self._buckets.pack()
-        return self._buckets.average(manager, inner=self._inner)
+        if manager.errored() is not None:
+            # A heal that failed, for one: this member reduces nothing, and the others would wait for it.
+            self._group.cut()
+        counts = self._contributions
+        self._buckets.pack(counts.offer(samples))
+        return self._buckets.average(
+            manager, inner=self._inner, contributions=counts if counts.offered else None
+        )
 
     def _begin(self, manager: SessionManager) -> bool:
         """Each attempt at step 0, on every member: go on from a checkpoint, or check that all are equal."""
         if self._state.restore(manager):
+            if self._sampler is not None:
+                self._sampler.all_take_part()
             # The lighthouse must hear of the new step, so this attempt ends here, also for a member that
             # cannot read it.
             manager.report_error(QuorumError(f"continuing from the checkpoint of step {self.step}"))
             self._group.cut()
             return False
-        word = int(self.digest()[:15], 16)
-        extremes = torch.tensor([word, -word], dtype=torch.int64)
-        manager.allreduce(extremes, reduce_op=dist.ReduceOp.MAX).wait()
-        if manager.errored() is not None:
-            return False
-        if int(extremes[0]) != -int(extremes[1]):
-            raise ConfigError(
-                "the replica groups start from different parameters",
-                hint="call seed_everything(seed) with one seed before the model is built",
-            )
-        return True
+        return all_begin_equal(manager, self.digest())
+
+    def _replace_parameters(self, state: Mapping[str, Any]) -> None:
+        """A heal, or a checkpoint: whatever gradients there are belong to other parameters."""
+        self._model.load_state_dict(state)
+        self._replaced = True
 
     def _vote(self, manager: SessionManager) -> bool:
         with self._link.waiting():
@@ -310,9 +332,12 @@ class Session:
     def _commit(self, manager: SessionManager, metrics: Mapping[str, float | torch.Tensor]) -> None:
         if not self._averaged:
             self._buckets.unpack()
+        metrics = {**metrics, **self._contributions.committed(self.step - 1, self._group.members)}
         if self._before_update is not None:
             self._before_update(self.step - 1)
         self._optimizer.step()
+        if self._scheduler is not None:
+            self._scheduler.step()
         self._begun = self._averaged = False
         leads = manager.participating_rank() == 0
         self._leader = leads and self.rank == 0
@@ -361,6 +386,7 @@ class Session:
             env = self._env
             env.check_identity()
             seed_everything((self._seed + 1) * 1_000_003 + env.replica * 4_099 + env.rank)
+            self._contributions = Contributions(env, device, self._sampler, seed=self._seed)
             self._inner, store = join_group(env, self._timeouts)
             self._store = store  # ours to keep alive, where this rank serves it
             self._manager = make_manager(env, self._timeouts, self._group, store, undo)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -191,6 +192,51 @@ def test_all_groups_go_on_from_the_newest_checkpoint(
     for replica in (0, 1):
         assert [line["step"] for line in second.events(replica, "commit")] == [9, 10, 11]
     assert_bit_equal(second, [(0, 1), (1, 1)])
+
+
+def test_what_was_computed_before_the_checkpoint_was_read_is_not_used(zygote: Zygote, tmp_path: Path) -> None:
+    checkpoint = json.dumps({"to": str(tmp_path / "checkpoints"), "every_steps": 4, "keep": 1})
+    ninth = []
+    for log in (tmp_path / "first", tmp_path / "second"):
+        alone = zygote.fork(f"{RANKS}:rank", str(log), {"steps": 9}, SKY_MONARCH_CHECKPOINT=checkpoint)
+        assert alone.wait(LIMIT_S) == 0, zygote.log()
+        commits = [
+            line for line in map(json.loads, log.read_text().splitlines()) if line["event"] == "commit"
+        ]
+        ninth.append(commits[-1])
+    assert len(commits) == 1, "the second goes on from step 8"
+    assert ninth[0]["digest"] == ninth[1]["digest"], "as if there had been no interruption"
+
+
+@pytest.mark.parametrize("average_first", [False, True])
+def test_the_ranks_of_a_group_weigh_as_much_as_their_samples(
+    zygote: Zygote, tmp_path: Path, average_first: bool
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    logs = [tmp_path / f"rank{number}" for number in range(2)]
+    options = {"steps": 3, "uneven": True, "average_first": average_first}
+    ranks = [
+        zygote.fork(
+            f"{RANKS}:rank",
+            str(log),
+            options,
+            RANK=number,
+            WORLD_SIZE=2,
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=port,
+        )
+        for number, log in enumerate(logs)
+    ]
+    assert [rank.wait(LIMIT_S) for rank in ranks] == [0, 0], zygote.log()
+    for log in logs:
+        updates = [
+            line for line in map(json.loads, log.read_text().splitlines()) if line["event"] == "update"
+        ]
+        assert len(updates) == 3
+        for line in updates:
+            # One sample with a gradient of one, and two with a gradient of two.
+            assert line["ones"] == pytest.approx([5 / 3] * 3)
 
 
 def test_a_death_a_hang_and_a_missing_member_cost_the_mesh_moments(zygote: Zygote, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The same for what standbys are forked from, and for checkpoints."""
+"""The same for what standbys are forked from, for checkpoints, and for the data that is trained on."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from tests.support.mutant import Mutant, left_out, replaced
 
 _FORK = "test_fork_server.py::"
 _KILLS = "test_checkpoint_kills.py::"
+_DATA = "test_training_data.py::"
+_SESSION = "test_session.py::"
 _OWN_MARK = ('request["spawn_id"]', 'os.environ["SKY_MONARCH_SPAWN_ID"]')
 
 FORKED = [
@@ -130,5 +132,57 @@ SAVED = [
         "test_checkpoint_runs.py"
         "::test_a_save_that_fails_is_an_event_and_all_groups_killed_at_once_go_on_from_the_last_good_one",
         "not within",
+    ),
+]
+
+DEALT = [
+    replaced(
+        "training/sampler.py",
+        "if self._bound().replica not in self._position.members:",
+        "if False:",
+        f"{_DATA}test_no_sample_is_used_twice_in_an_epoch_and_the_lost_ones_are_listed[unlucky-lost2]",
+        "Error",
+    ),
+    replaced(
+        "training/sampler.py",
+        "if not contributed[replica]",
+        "if False",
+        f"{_DATA}test_no_sample_is_used_twice_in_an_epoch_and_the_lost_ones_are_listed[disturbed-lost1]",
+        "Error",
+    ),
+    replaced(
+        "training/contributions.py",
+        "return self._participants * self._world_size * self._unit / self.total if self.total else 1.0",
+        "return 1.0",
+        f"{_DATA}test_the_mean_is_one_over_samples_at_every_world_size",
+        "Error",
+    ),
+    replaced(
+        "training/session.py",
+        '("scheduler", scheduler)',
+        '("scheduler", None)',
+        f"{_DATA}test_every_group_has_the_learning_rate_of_an_undisturbed_run",
+        "step ",
+    ),
+    replaced(
+        "training/sampler.py",
+        "seed=self._bound().seed, epoch",
+        "seed=__import__('os').getpid(), epoch",
+        f"{_DATA}test_the_same_seed_and_the_same_failures_give_the_same_bits",
+        "Error",
+    ),
+    replaced(
+        "training/session.py",
+        "            self._group.cut()\n        counts =",
+        "            pass\n        counts =",
+        f"{_DATA}test_a_heal_that_fails_stalls_nobody_and_is_tried_again",
+        "Error",
+    ),
+    replaced(
+        "training/session.py",
+        "if self._averaged or self._replaced or self.finished",
+        "if self._averaged or self.finished",
+        f"{_SESSION}test_what_was_computed_before_the_checkpoint_was_read_is_not_used",
+        "as if there had been no interruption",
     ),
 ]

@@ -42,7 +42,8 @@ def rank(log: str, options: dict[str, Any]) -> None:
     """Train a small model in a session.
 
     Options: ``steps``; ``seed`` of the initial parameters; ``die_at``: SIGKILL itself in the middle of the
-    collectives of that step; ``sleep_s`` a step; ``average_first``: with a call of its own.
+    collectives of that step; ``sleep_s`` a step; ``average_first``: with a call of its own; ``uneven``: rank ``k`` has
+    ``k + 1`` samples, each with a gradient of ``k + 1``.
     """
     import torch
     from torch import nn
@@ -81,16 +82,17 @@ def rank(log: str, options: dict[str, Any]) -> None:
     with session:
         write("entered", pid=os.getpid())
         if "die_at" in options:
-            _die_in_collective(session, options["die_at"])
+            die_in_collective(session, options["die_at"])
         while session.running:
             step = session.step
             x = torch.randn(8, 16, generator=session.generator())
             time.sleep(options.get("sleep_s", 0.0))
-            loss = model["net"](x).square().mean() + model.get_parameter("ones").sum()
+            samples = session.rank + 1 if options.get("uneven") else None
+            loss = model["net"](x).square().mean() + model.get_parameter("ones").sum() * (samples or 1)
             loss.backward()
-            if options.get("average_first") and session.average_gradients():
+            if options.get("average_first") and session.average_gradients(samples=samples):
                 write("averaged", step=step, ones=model.get_parameter("ones").grad.tolist())
-            if session.step_optimizer(metrics={"loss": loss.detach()}):
+            if session.step_optimizer(metrics={"loss": loss.detach()}, samples=samples):
                 extra["value"] = session.step
                 write(
                     "commit",
@@ -109,7 +111,7 @@ def rank(log: str, options: dict[str, Any]) -> None:
     write("left")
 
 
-def _die_in_collective(session: Any, step: int) -> None:
+def die_in_collective(session: Any, step: int) -> None:
     """SIGKILL this process right after it has begun its second bucket of ``step``."""
     begun = [0]
     allreduce = session._group.allreduce

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from sky_monarch.training import Session, seed_everything
+from sky_monarch.training import Sampler, Session, seed_everything
 
 BYTES = 256
 CONTEXT = 64
@@ -58,16 +58,12 @@ def read_corpus() -> tuple[torch.Tensor, torch.Tensor]:
     return train, held_out
 
 
-def draw_batch(
-    text_B: torch.Tensor, size: int, generator: torch.Generator
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """``size`` random windows: inputs and the bytes that follow them, each of shape ``(size, CONTEXT)``."""
-    starts = torch.randint(len(text_B) - CONTEXT - 1, (size, 1), generator=generator)
-    windows = text_B[starts + torch.arange(CONTEXT + 1)].long()
-    return windows[:, :-1], windows[:, 1:]
+def windows_of(text_B: torch.Tensor) -> torch.Tensor:
+    """The text cut into the samples of an epoch: ``(num_windows, CONTEXT + 1)`` bytes."""
+    return text_B[: len(text_B) - len(text_B) % (CONTEXT + 1)].view(-1, CONTEXT + 1)
 
 
-# The model: a plain pre-norm transformer. Suffixes name shapes: batch N, time T, width D, heads H.
+# The model: a plain pre-norm transformer. Suffixes name shapes: samples S, batch N, time T, width D, heads H.
 
 
 class Block(nn.Module):  # type: ignore[misc]  # torch is not type-checked
@@ -168,6 +164,8 @@ def main() -> None:
 
     torch.set_num_threads(1)  # the replicas of the quickstart share one machine
     train_B, held_out_B = read_corpus()
+    windows_ST = windows_of(train_B)
+    sampler = Sampler(len(windows_ST), args.batch)
 
     seed_everything(args.seed)  # every replica builds the same model
     model = ByteTransformer()
@@ -185,11 +183,16 @@ def main() -> None:
 
     started = stepped = time.monotonic()
     with Session(
-        model, optimizer, target_step=args.steps, seed=args.seed, before_update=before_update
+        model,
+        optimizer,
+        target_step=args.steps,
+        sampler=sampler,
+        seed=args.seed,
+        before_update=before_update,
     ) as session:
         while session.running:
-            inputs_NT, targets_NT = draw_batch(train_B, args.batch, session.generator())
-            loss = loss_of(model, inputs_NT, targets_NT)
+            text_NT = windows_ST[sampler.indices()].long()
+            loss = loss_of(model, text_NT[:, :-1], text_NT[:, 1:])
             loss.backward()
             before, stepped = stepped, time.monotonic()
             committed = session.step_optimizer(

@@ -1,0 +1,30 @@
+"""The first step: every group must begin with the same bits."""
+
+from __future__ import annotations
+
+import torch
+from torch import distributed as dist
+
+from sky_monarch.errors import ConfigError
+from sky_monarch.training.manager import SessionManager
+
+__all__ = ["all_begin_equal"]
+
+
+def all_begin_equal(manager: SessionManager, digest: str) -> bool:
+    """Compare the parameters of all groups of the quorum; False if one left meanwhile.
+
+    Raises:
+        ConfigError: They differ.
+    """
+    word = int(digest[:15], 16)
+    extremes = torch.tensor([word, -word], dtype=torch.int64)
+    manager.allreduce(extremes, reduce_op=dist.ReduceOp.MAX).wait()
+    if manager.errored() is not None:
+        return False
+    if int(extremes[0]) != -int(extremes[1]):
+        raise ConfigError(
+            "the replica groups start from different parameters",
+            hint="call seed_everything(seed) with one seed before the model is built",
+        )
+    return True

@@ -1,0 +1,119 @@
+"""How many samples each replica group put into a step: the weights of its gradients in the mean."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import distributed as dist
+
+from sky_monarch.errors import QuorumError
+from sky_monarch.training.environment import RankEnvironment
+from sky_monarch.training.sampler import Sampler
+
+if TYPE_CHECKING:
+    from torchft import Manager
+
+__all__ = ["Contributions"]
+
+logger = logging.getLogger(__name__)
+
+
+class Contributions:
+    """The counts of one step, summed up beside its gradients.
+
+    TorchFT divides a sum of gradients by the number of participating groups, which is the mean over their
+    *samples* only where all have equally many. So each rank multiplies its own mean gradient by
+    ``samples / unit`` before, and all multiply the average by :attr:`correction` after. Where all have
+    ``unit`` samples, both are exactly 1 and nothing is multiplied.
+
+    Args:
+        env: This rank's place.
+        device: Of the gradients: what is reduced beside them lies there too.
+        sampler: Counts this rank's samples where the recipe does not; begins with the session.
+        seed: Of the run.
+    """
+
+    def __init__(
+        self, env: RankEnvironment, device: torch.device, sampler: Sampler | None, *, seed: int
+    ) -> None:
+        self._replica, self._world_size = env.replica, env.world_size
+        self._sampler = sampler
+        self._unit = 1 if sampler is None else sampler.batch_size
+        self._counts = torch.zeros(env.replicas, dtype=torch.int64, device=device)
+        self._participants = self._total_before = 0
+        self.offered = False
+        self.by_replica: list[int] = []
+        if sampler is not None:
+            sampler.bind(
+                seed=seed,
+                replica=env.replica,
+                replicas=env.replicas,
+                rank=env.rank,
+                world_size=env.world_size,
+            )
+
+    def offer(self, samples: int | None) -> float:
+        """Begin an attempt with so many samples of this rank; returns the weight of its gradients.
+
+        Args:
+            samples: None for those of the sampler; where there is none, groups weigh the same, uncounted.
+        """
+        if self._sampler is not None:
+            share = self._sampler.share
+            samples = share if samples is None or share == 0 else samples
+        self.offered = samples is not None
+        self.by_replica = []
+        self._counts.zero_()
+        if samples is None:
+            return 1.0
+        self._counts[self._replica] = samples
+        return samples / self._unit
+
+    def within(self, inner: dist.ProcessGroup) -> dist.Work:
+        """Begin to sum up over the ranks of this group."""
+        return inner.allreduce([self._counts], dist.AllreduceOptions())
+
+    def across(self, manager: Manager) -> dist.Work:
+        """Begin to sum up over the groups. One that heals counts nothing."""
+        self._participants = manager.num_participants()
+        return manager.allreduce(self._counts, reduce_op=dist.ReduceOp.SUM)
+
+    def settle(self, manager: Manager) -> None:
+        """Read what the others counted, once it has come; nobody's step with no sample is committed."""
+        self.by_replica = self._counts.tolist()
+        if self.total == 0:
+            manager.report_error(QuorumError("no group contributes a sample"))
+
+    @property
+    def total(self) -> int:
+        """Samples of the step: the effective batch."""
+        return sum(self.by_replica)
+
+    @property
+    def correction(self) -> float:
+        """By what the average over the groups is multiplied, to be one over the samples."""
+        return self._participants * self._world_size * self._unit / self.total if self.total else 1.0
+
+    def committed(self, step: int, members: Sequence[int]) -> dict[str, float]:
+        """Move the sampler on, where there is one; returns metrics of the step.
+
+        Args:
+            step: That was committed, counted from 0.
+            members: Groups of the quorum that committed it.
+        """
+        if not self.offered:
+            return {}
+        if self.total != self._total_before:
+            logger.info("step %d: the effective batch is %d, of %d groups", step, self.total, len(members))
+            self._total_before = self.total
+        metrics = {"effective_batch": float(self.total)}
+        if self._sampler is not None:
+            self._sampler.advance(step, self.by_replica, members)
+            metrics |= {
+                "epoch": float(self._sampler.epoch),
+                "lost_samples": float(self._sampler.lost_samples),
+            }
+        return metrics
