@@ -308,7 +308,7 @@ _RUNNING = [
         "still runs after",
     ),
     replaced(
-        "training/session.py",
+        "training/beginning.py",
         "if int(extremes[0]) != -int(extremes[1]):",
         "if False:",
         f"{SESSION}test_replicas_that_start_from_different_parameters_are_refused",
