@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
+from sky_monarch import stacks
 from sky_monarch.errors import ChannelClosedError, ChannelError, PeerRefusedError
 from sky_monarch.training.environment import RankEnvironment
 
@@ -68,6 +69,7 @@ class AgentLink:
         wait_limits_s: tuple[float, float],
     ) -> None:
         self.released = threading.Event()
+        stacks.register()
         self._on_dead = on_dead
         self._oom_wanted = False
         self._lock = threading.Lock()

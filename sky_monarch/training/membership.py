@@ -85,7 +85,10 @@ def make_manager(
     # Outside sky-monarch there is no secret; the lighthouse's address at least tells two runs apart.
     token = env.agent.token if env.agent is not None else lighthouse
     transport = PrivateHTTPTransport(
-        token=token, address=env.address, timeout=timedelta(seconds=timeouts.transfer_s)
+        replica=env.replica,
+        token=token,
+        address=env.address,
+        timeout=timedelta(seconds=timeouts.transfer_s),
     )
     undo.callback(transport.shutdown, wait=False)
     try:

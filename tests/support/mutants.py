@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.support.mutant import Mutant, left_out, replaced
-from tests.support.mutants_saved import FORKED, SAVED
+from tests.support.mutants_saved import FORKED, SAVED, TOLD
 
 RECOVERY = "test_recovery.py::"
 ORPHANS = "test_orphans.py::"
@@ -474,4 +474,4 @@ _RUNNING = [
     ),
 ]
 
-MUTANTS: list[Mutant] = [*_RUNNING, *FORKED, *SAVED]
+MUTANTS: list[Mutant] = [*_RUNNING, *FORKED, *SAVED, *TOLD]

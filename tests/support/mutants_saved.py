@@ -1,4 +1,4 @@
-"""The same for what standbys are forked from, and for checkpoints."""
+"""The same for what standbys are forked from, for checkpoints, and for what failures leave."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from tests.support.mutant import Mutant, left_out, replaced
 
 _FORK = "test_fork_server.py::"
 _KILLS = "test_checkpoint_kills.py::"
+_EVIDENCE = "test_evidence.py::"
 _OWN_MARK = ('request["spawn_id"]', 'os.environ["SKY_MONARCH_SPAWN_ID"]')
 
 FORKED = [
@@ -106,5 +107,46 @@ SAVED = [
         "test_checkpoint_runs.py"
         "::test_a_save_that_fails_is_an_event_and_all_groups_killed_at_once_go_on_from_the_last_good_one",
         "not within",
+    ),
+]
+
+_REGISTER = "faulthandler.register(SIGNAL, file=file, all_threads=True, chain=False)"
+
+TOLD = [
+    # A rank that hangs does not know the signal; it must not be sent then, for it would end the rank.
+    replaced(
+        "stacks.py",
+        _REGISTER,
+        "del file",
+        f"{_EVIDENCE}test_each_failure_says_where_and_with_what_numbers",
+        "assert None == ",
+    ),
+    replaced(
+        "tracebacks.py",
+        "exception=exception, where=own or library)",
+        "exception=exception, where=library or own)",
+        f"{_EVIDENCE}test_each_failure_says_where_and_with_what_numbers",
+        "not the line in json",
+    ),
+    replaced(
+        "controller/evidence.py",
+        'culprit(event.get("traceback") or tail)',
+        "culprit(tail)",
+        f"{_EVIDENCE}test_a_script_decorated_with_record_tells_its_exception_though_it_prints_nothing",
+        "assert None == 'RuntimeError",
+    ),
+    replaced(
+        "training/transport.py",
+        "heal, self._heal = self._heal, None",
+        "heal = None",
+        "test_training_runs.py::test_a_killed_group_comes_back_from_its_standby_and_all_end_bit_equal",
+        "assert None in",
+    ),
+    replaced(
+        "controller/controller.py",
+        "if self._book.recoveries.awaits(progress):",
+        "if False:",
+        "test_training_runs.py::test_a_killed_group_comes_back_from_its_standby_and_all_end_bit_equal",
+        "NoneType",
     ),
 ]
