@@ -69,7 +69,11 @@ class Excerpt:
             self._document(name)
         self._events()
         for name in _OWN:
-            self._stream(name, [self._folder.path / name])
+            # The agent logs its events, and in those are the last lines of ranks.
+            if self._redactor.knows_values or name != "agent.log":
+                self._stream(name, [self._folder.path / name])
+            else:
+                self.notes[name] = _LEFT_OUT
         if self._redactor.knows_values:
             for name, paths in self._outputs():
                 self._stream(name, paths)

@@ -21,12 +21,11 @@ _HARMLESS = re.compile(
     r"HOME|PWD|OLDPWD|USER|LOGNAME|SHELL|LANG|LANGUAGE|LC_\w+|TERM|TMPDIR|TZ|SHLVL|HOSTNAME|EDITOR|PAGER"
     r"|VIRTUAL_ENV\w*|CONDA_\w+|PYTHON\w*|XDG_\w+|PATH|LD_LIBRARY_PATH|OMP_NUM_THREADS|COLORTERM"
 )
-_SECRET_NAME = (
-    r"(?:token(?!s|iz)|secret|passw|credential|api[-_]?key|access[-_]?key|private[-_]?key|auth(?!or))"
-)
-_NAMED = rf"[\w.-]*{_SECRET_NAME}[\w.-]*"
+_MARK = r"(?:token(?!s|iz)|secret|passw|credential|api[-_]?key|access[-_]?key|private[-_]?key|auth(?!or))"
+# Every repetition is bounded, or eats all that it could begin with: a line may be megabytes long.
+_NAMED = rf"{_MARK}[\w.-]{{0,64}}"
 _VALUE = r"(?!\[)(?:\"[^\"\n]*\"|'[^'\n]*'|[^\s,;&\"'\])}]+)"
-_LOOKS_SECRET = re.compile(rf"(?i){_SECRET_NAME}|_key$|_pat$|dsn|database_url")
+_LOOKS_SECRET = re.compile(rf"(?i){_MARK}|_key$|_pat$|dsn|database_url")
 _PATTERNS: tuple[tuple[re.Pattern[bytes], bytes], ...] = tuple(
     (re.compile(pattern.encode()), by)
     for pattern, by in (
@@ -34,11 +33,11 @@ _PATTERNS: tuple[tuple[re.Pattern[bytes], bytes], ...] = tuple(
             r"(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
             b"[private key]",
         ),
-        (r"(?i)\b([a-z][a-z0-9+.-]*://)[^\s/@\"'<>]+@", rb"\1[userinfo]@"),
+        (r"(?i)\b([a-z][a-z0-9+.-]{0,30}://)[^\s/@\"'<>]{1,1024}@", rb"\1[userinfo]@"),
         (r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{6,}", rb"\1 [redacted]"),
         # --api-key=x, API_KEY=x, "password": "x"; --token x
-        (rf"(?i)({_NAMED}[\"']?[ \t]*[=:][ \t]*){_VALUE}", rb"\1[redacted]"),
-        (rf"(?i)((?<![\w-])--?{_NAMED}[ \t]+)(?!-){_VALUE}", rb"\1[redacted]"),
+        (rf"(?i)({_NAMED}[\"']?[ \t]{{0,8}}[=:][ \t]{{0,8}}){_VALUE}", rb"\1[redacted]"),
+        (rf"(?i)((?<![\w-])--?[\w.-]{{0,64}}?{_NAMED}[ \t]{{1,8}})(?!-){_VALUE}", rb"\1[redacted]"),
         # What well-known services hand out.
         (r"\b(?:hf_|gh[pousr]_|github_pat_|glpat-|xox[abpr]-|sk-|AKIA|ASIA|AIza)[\w-]{12,}", b"[redacted]"),
         (r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*", b"[redacted]"),
@@ -78,7 +77,7 @@ class Redactor:
                 listed = "|".join(re.escape(one) for one in sorted(found, key=len, reverse=True))
                 pattern = rf"(?<!\w)(?:{listed})(?!\w)"
                 if found is not words:
-                    pattern = rf"(?<![\w-])((?:{listed})[\"']?[ \t]*[=:][ \t]*){_VALUE}"
+                    pattern = rf"(?<![\w-])((?:{listed})[\"']?[ \t]{{0,8}}[=:][ \t]{{0,8}}){_VALUE}"
                 by = b"[redacted]" if found is words else rb"\1[redacted]"
                 self._patterns.append((re.compile(pattern.encode()), by))
 
@@ -116,8 +115,9 @@ class Redactor:
 
 #: Texts that a run's own parts choose from a few, or that the job file says: no output of ranks is in them.
 _TELLING = frozenset(
-    [
+    (
         "accelerators",
+        "address",
         "cause",
         "command",
         "created",
@@ -125,31 +125,28 @@ _TELLING = frozenset(
         "envs",
         "event",
         "fault",
-        "first_commit",
         "host",
         "hosts",
         "image",
         "infra",
         "kind",
-        "limit_of",
         "lighthouse",
+        "limit_of",
         "name",
         "names",
-        "num_replicas",
         "previous",
+        "run_dir",
         "run_id",
         "secrets",
         "standby_start",
         "standby_until",
         "state",
+        "sync",
         "timer",
+        "to",
         "type",
         "version",
-        "address",
-        "run_dir",
-        "sync",
-        "to",
-    ]
+    )
 )
 
 
@@ -193,18 +190,12 @@ def _forms(value: str) -> Iterator[bytes]:
         if len(line.strip()) >= _SHORTEST_CODED:
             yield line.strip()
     plain = raw.decode(errors="replace")
-    for quoted in (
-        quote(raw, safe=""),
-        quote(raw),
-        quote_plus(raw),
-        json.dumps(plain)[1:-1],
-        json.dumps(plain, ensure_ascii=False)[1:-1],
-        repr(plain)[1:-1],
-        plain.replace("'", "'\\''"),
-    ):
+    for quoted in (quote(raw, safe=""), quote(raw), quote_plus(raw)):
         yield quoted.encode()
-        if "%" in quoted:
-            yield re.sub(r"%[0-9A-F]{2}", lambda code: code[0].lower(), quoted).encode()
+        yield re.sub(r"%[0-9A-F]{2}", lambda code: code[0].lower(), quoted).encode()
+    # Twice: a document in a document, or in the log of a process of ours.
+    escaped = {form for once in _escaped(plain) for form in (once, *_escaped(once))}
+    yield from (form.encode(errors="replace") for form in escaped)
     if len(raw) >= _SHORTEST_CODED - 2:
         yield raw.hex().encode()
         yield raw.hex().upper().encode()
@@ -216,3 +207,13 @@ def _forms(value: str) -> Iterator[bytes]:
             if len(own) >= _SHORTEST_CODED - 2:
                 yield own
                 yield own.translate(bytes.maketrans(b"+/", b"-_"))
+
+
+def _escaped(text: str) -> tuple[str, ...]:
+    """As a text stands in JSON, Python, Rust or a shell."""
+    return (
+        json.dumps(text)[1:-1],
+        json.dumps(text, ensure_ascii=False)[1:-1],
+        repr(text)[1:-1],
+        text.replace("'", "'\\''"),
+    )

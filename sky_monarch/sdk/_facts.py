@@ -20,17 +20,18 @@ from sky_monarch.launch.process import carrying
 __all__ = ["host", "kernel_oom", "processes", "versions"]
 
 _PACKAGES = (
+    "fsspec",
+    "httpx",
+    "numpy",
+    "pydantic",
+    "s3fs",
     "sky-monarch",
     "torch",
     "torchft",
     "torchft-nightly",
-    "numpy",
-    "fsspec",
-    "s3fs",
     "typer",
-    "httpx",
-    "pydantic",
 )
+_DEVICES = ("/dev/dri", "/dev/infiniband", "/dev/kfd", "/dev/nvidiactl")
 _FILES = (
     "/proc/version",
     "/proc/uptime",
@@ -119,10 +120,7 @@ def host(folder: Path | None) -> dict[str, Any]:
         "cpus_allowed": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cpus,
         "limits": limits,
         "disks": disks,
-        "devices": {
-            name: Path(name).exists()
-            for name in ("/dev/kfd", "/dev/dri", "/dev/nvidiactl", "/dev/infiniband")
-        },
+        "devices": {name: Path(name).exists() for name in _DEVICES},
         "is_root": hasattr(os, "geteuid") and os.geteuid() == 0,
         "files": {name: text for name in _FILES if (text := _read(Path(name))) is not None},
     }

@@ -21,7 +21,7 @@ from sky_monarch.launch.redaction import Redactor
 from sky_monarch.sdk import _facts
 from sky_monarch.sdk.run import Run
 
-__all__ = ["Bundle", "write_bundle"]
+__all__ = ["Bundle", "newest", "write_bundle", "write_new"]
 
 _LOG_BYTES = 32 << 20
 _PATIENCE_S = 2.0
@@ -93,7 +93,7 @@ def write_bundle(folder: RunFolder | None, target: Path | None = None) -> Bundle
     about = {"run_id": run_id, "made_ms": time.time_ns() // 1_000_000, "notes": notes}
     members = {"about.json": json.dumps(about, indent=1).encode() + b"\n", **members}
     data = archive(members)
-    _write_new(target, data)
+    write_new(target, data)
     return Bundle(path=target, run_id=run_id, size_bytes=len(data), members=tuple(members), notes=notes)
 
 
@@ -183,7 +183,7 @@ def _require_free(target: Path) -> None:
         raise ConfigError(f"there is no folder {target.parent}")
 
 
-def _write_new(target: Path, data: bytes) -> None:
+def write_new(target: Path, data: bytes) -> None:
     """Write a file that is whole or not there, and replaces nothing."""
     temporary = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(2)}")
     try:
