@@ -137,6 +137,8 @@ class GroupStatus(_Record):
         participants: Groups that took part in it.
         rate: Committed steps a second, lately.
         metrics: Whatever else its session measured.
+        slower: A straggler, which the others wait for: how many times longer its own work on a step takes (from
+            2 on); None for any other.
         ranks: Its ranks.
         reason: Why it is in this state.
     """
@@ -152,6 +154,7 @@ class GroupStatus(_Record):
     participants: int | None = None
     rate: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    slower: float | None = None
     ranks: tuple[RankStatus, ...] = field(default=(), metadata={"of": RankStatus})
     reason: str | None = None
 

@@ -9,6 +9,7 @@ import pytest
 
 from sky_monarch import stacks
 from tests.support.runs import Workbench
+from tests.support.waiting import eventually
 
 # Each replica fails in its own way in its first generation, and finishes in its second.
 FAILS = """
@@ -121,3 +122,36 @@ def test_a_script_decorated_with_record_tells_its_exception_though_it_prints_not
     assert record["exception"] == "RuntimeError: device-side assert"
     assert record["where"] == f"{script}:{line_of(RECORDED, 'raise RuntimeError')}"
     assert "RuntimeError: device-side assert" in workbench.cli("events", "recorded").stdout
+
+
+LOCKSTEP = """
+import os, time
+from sky_monarch.training.agent_link import AgentLink
+from sky_monarch.training.environment import RankEnvironment
+
+slow = os.environ["REPLICA_GROUP_ID"] == "2"
+link = AgentLink(RankEnvironment.read(), target_step=10**6, on_dead=lambda _: None, wait_limits_s=(60.0, 60.0))
+step = 0
+while True:
+    step += 1
+    time.sleep(0.1 if slow else 0.02)
+    with link.waiting():
+        time.sleep(0.0 if slow else 0.08)
+    link.committed(step, 1, 3, {"loss": 1.0})
+"""
+
+
+def test_the_one_that_the_others_wait_for_is_named(workbench: Workbench) -> None:
+    script = workbench.folder / "lockstep.py"
+    script.write_text(LOCKSTEP)
+    name = workbench.up(workbench.job("lockstep", run=f"{sys.executable} {script}"))
+    slower = eventually(
+        lambda: (
+            (groups := workbench.status(name)["groups"])[2]["slower"]
+            and [group["slower"] for group in groups]
+        )
+    )
+    assert slower[:2] == [None, None]
+    assert slower[2] > 2
+    assert "replica 2 is slow: its steps take" in workbench.cli("status", name).stdout
+    assert workbench.cli("down", name, "--grace", "1").returncode == 0
