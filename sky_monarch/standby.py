@@ -24,6 +24,7 @@ import socket
 import stat
 import sys
 
+from sky_monarch import stacks
 from sky_monarch.errors import ConfigError
 
 __all__ = ["Promotion", "PromotionError", "wait_for_promotion"]
@@ -90,6 +91,7 @@ class Promotion:
         with contextlib.suppress(ValueError):  # only the main thread may
             if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
+        stacks.register()
 
 
 class _Hold:

@@ -16,6 +16,7 @@ pub mod context;
 pub mod door;
 pub mod env;
 pub mod evict;
+pub mod evidence;
 pub mod files;
 pub mod fork_server;
 pub mod forked;
@@ -40,6 +41,7 @@ mod supervise;
 pub mod tree;
 pub(crate) mod watched;
 
+use std::os::unix::fs::DirBuilderExt;
 use std::sync::Arc;
 
 use tokio::signal::unix::{SignalKind, signal};
@@ -124,6 +126,8 @@ async fn agent(
     let address: Address = format!("unix:{socket}").parse()?;
     let credentials =
         Credentials { identity: identity.clone(), ..Credentials::new(config.run_id.clone(), token.reveal()) };
+    // Without it, there is less to say of a rank that fails.
+    let _ = std::fs::DirBuilder::new().mode(0o700).create(evidence::folder(&config.run_dir));
     let registry = Registry::default();
     let outbox = Outbox::default();
     let sessions = Sessions::default();
@@ -138,6 +142,7 @@ async fn agent(
             token,
             agent: address.to_string(),
             address: config.address,
+            run_dir: config.run_dir.clone(),
         },
         run_dir: config.run_dir.clone(),
         limits: config.limits.clone(),

@@ -7,7 +7,19 @@ from typing import Annotated
 
 import typer
 
-from sky_monarch.cli import _output, attach, down, events, init, logs, processes, status, up, validate
+from sky_monarch.cli import (
+    _output,
+    attach,
+    debug_bundle,
+    down,
+    events,
+    init,
+    logs,
+    processes,
+    status,
+    up,
+    validate,
+)
 
 __all__ = ["app", "main"]
 
@@ -52,6 +64,7 @@ app.command("status")(status.status)
 app.command("logs")(logs.logs)
 app.command("events")(events.events)
 app.command("down")(down.down)
+app.command("debug-bundle")(debug_bundle.debug_bundle)
 app.command("validate")(validate.validate)
 app.command("init")(init.init)
 app.command("agent", hidden=True)(processes.agent)

@@ -11,7 +11,7 @@ from sky_monarch.cli._output import plain, seconds
 if TYPE_CHECKING:
     from sky_monarch.sdk.types import Event
 
-__all__ = ["describe", "exit_text", "is_failure", "is_routine", "line"]
+__all__ = ["describe", "exit_text", "is_failure", "is_routine", "line", "memory_text", "size_text"]
 
 _Fields = Mapping[str, Any]
 
@@ -55,7 +55,25 @@ def _at(fields: _Fields) -> str:
 def _exited(fields: _Fields) -> str:
     ended = exit_text(fields.get("exit"), oom=bool(fields.get("oom")))
     who = f"rank {fields.get('rank')} of generation {fields.get('generation')} (pid {fields.get('pid')})"
-    return f"{who} {ended}{', ended with its group' if fields.get('collateral') else ''}"
+    if fields.get("collateral"):
+        return f"{who} {ended}, ended with its group"
+    why = ""
+    if fields.get("traceback"):
+        from sky_monarch.tracebacks import culprit
+
+        found = culprit(fields["traceback"])
+        why = f": {found.exception}" if found.exception else ""
+        why += f" at {found.where}" if found.where else ""
+    return f"{who} {ended}{why}"
+
+
+def _hung(fields: _Fields) -> str:
+    from sky_monarch.tracebacks import hung_at
+
+    where = hung_at(fields.get("stacks") or ())
+    if where is None and fields.get("threads"):
+        where = f"thread {fields['threads'][0]}"
+    return f"rank {fields.get('rank')} hangs, {fields.get('state')}{f', at {where}' if where else ''}"
 
 
 def _scheduled(fields: _Fields) -> str:
@@ -92,6 +110,8 @@ _TEXTS: Mapping[str, Callable[[_Fields], str]] = {
         f"rank {f.get('rank')} runs, pid {f.get('pid')}{', was on standby' if f.get('warm') else ''}"
     ),
     "rank_exited": _exited,
+    "hung": _hung,
+    "quorum_changed": lambda f: f"goes on in quorum {f.get('quorum_id')} with step {f.get('step')}",
     "generation_ended": lambda f: f"generation {f.get('generation')} ended{_at(f)}: {_cause(f)}",
     "restart_scheduled": _scheduled,
     "ranks_up": lambda f: f"generation {f.get('generation')} runs, no session has reported so far",
@@ -142,6 +162,25 @@ def describe(event: Event) -> str:
 def is_routine(event: Event) -> bool:
     """Whether only a reader of the whole history wants it: what the controller orders and remembers."""
     return event.event in ("command", "timer_fired", "run_ended")
+
+
+def size_text(count: float) -> str:
+    """Bytes for people: ``1.9 GiB``."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def memory_text(memory: _Fields) -> str:
+    """What a killed process had: ``it had 1.9 GiB at most, the limit of its cgroup is 2.0 GiB``."""
+    words = f"it had {size_text(memory.get('peak_bytes') or 0)} at most"
+    limit = memory.get("limit_bytes")
+    if limit is None:
+        return words
+    whose = "the limit of its cgroup is" if memory.get("limit_of") == "cgroup" else "the host has"
+    return f"{words}, {whose} {size_text(limit)}"
 
 
 def is_failure(event: Event) -> bool:

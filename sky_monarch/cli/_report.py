@@ -2,47 +2,20 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sky_monarch.cli._events import describe, exit_text, is_failure
+from sky_monarch.cli._events import describe, exit_text, is_failure, memory_text, size_text
 from sky_monarch.cli._output import columns, number, plain, seconds
+from sky_monarch.tracebacks import culprit
 
 if TYPE_CHECKING:
-    from sky_monarch.sdk.types import Event, RunStatus
+    from sky_monarch.sdk.types import Event, RecoveryRecord, RunStatus
 
-__all__ = ["culprit", "failure_lines", "recovery_lines", "result_line"]
+__all__ = ["failure_lines", "recovery_lines", "result_line"]
 
-_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)')
-_EXCEPTION = re.compile(r"^(?P<text>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning|Failure)\b.*)$")
-_LIBRARY = re.compile(r"(^<)|/site-packages/|/dist-packages/|/lib/python\d")
 _TAIL_LINES = 8
-
-
-def culprit(tail: Iterable[str]) -> tuple[str | None, str | None]:
-    """Find a Python traceback in the last lines of a process.
-
-    Args:
-        tail: The lines, oldest first.
-
-    Returns:
-        The exception's line, and ``file:line`` of the innermost frame outside of installed packages (of the
-        innermost frame where all of them are inside). None for what is not there.
-    """
-    exception = place = library_place = None
-    for text in map(plain, tail):
-        if text.startswith("Traceback (most recent call last)"):
-            place = library_place = None  # of chained exceptions the last one counts
-        elif frame := _FRAME.match(text):
-            where = f"{frame['file']}:{frame['line']}"
-            if _LIBRARY.search(frame["file"]):
-                library_place = where
-            else:
-                place = where
-        elif match := _EXCEPTION.match(text):
-            exception = match["text"]
-    return exception, place or library_place
+_SHOWN = 10
 
 
 def _first_failures(events: Sequence[Event]) -> list[Event]:
@@ -62,14 +35,16 @@ def failure_lines(status: RunStatus, events: Sequence[Event]) -> list[str]:
     shown = _first_failures(events)
     for event in shown[:3]:
         fields = event.fields
-        exception, place = culprit(fields.get("tail") or ())
+        found = culprit(map(plain, fields.get("traceback") or fields.get("tail") or ()))
         ended = exit_text(fields.get("exit"), oom=bool(fields.get("oom")))
         where = f"replica {fields.get('replica')} rank {fields.get('rank')}"
         lines.append(f"{where}, generation {fields.get('generation')}: {ended}")
-        if exception:
-            lines.append(f"  {exception}")
-        if place:
-            lines.append(f"  at {place}")
+        if found.exception:
+            lines.append(f"  {found.exception}")
+        if found.where:
+            lines.append(f"  at {found.where}")
+        if fields.get("memory"):
+            lines.append(f"  {memory_text(fields['memory'])}")
         lines += [f"  | {plain(text)}" for text in (fields.get("tail") or ())[-_TAIL_LINES:]]
     if len(shown) > 3:
         lines.append(f"… and {len(shown) - 3} more replicas")
@@ -77,8 +52,8 @@ def failure_lines(status: RunStatus, events: Sequence[Event]) -> list[str]:
         lines += [
             f"replica {event.fields.get('replica')}: {describe(event)}"
             for event in events
-            if is_failure(event)
-        ][-3:]
+            if is_failure(event) or event.event == "hung"
+        ][-4:]
     if shown:
         slot = f"--replica {shown[0].fields.get('replica')} --rank {shown[0].fields.get('rank')}"
         lines.append(f"next: sky-monarch logs {status.run_id} {slot} --tail 100")
@@ -97,7 +72,9 @@ def recovery_lines(status: RunStatus) -> list[str]:
         "STEP",
         "DETECT",
         "EVICT",
+        "QUORUM",
         "SPAWN",
+        "HEAL",
         "FIRST COMMIT",
         "LOST STEPS",
         "START",
@@ -110,7 +87,9 @@ def recovery_lines(status: RunStatus) -> list[str]:
             number(record.step),
             seconds(record.detect_s),
             seconds(record.evict_s),
+            seconds(record.quorum_s),
             seconds(record.spawn_s),
+            seconds(record.heal_s),
             seconds(record.first_commit_s),
             number(record.lost_steps),
             "-" if record.warm is None else "warm" if record.warm else "cold",
@@ -122,7 +101,31 @@ def recovery_lines(status: RunStatus) -> list[str]:
     return [
         f"recovery report: {count} failure{'s' if count != 1 else ''}; times from the death",
         *columns(header, rows),
+        *(text for record in status.recoveries[-_SHOWN:] if (text := _evidence(record))),
     ]
+
+
+def _evidence(record: RecoveryRecord) -> str | None:
+    """What is known of the root cause, and where the state came from; None where the table says it all."""
+    parts = []
+    if record.exception:
+        parts.append(record.exception)
+    if record.hung:
+        parts.append(f"rank {record.hung.get('rank')} hung, {record.hung.get('state')}")
+    if record.where:
+        parts.append(f"at {record.where}")
+    elif record.hung and record.hung.get("native"):
+        parts.append(f"in thread {record.hung['native']}")
+    if record.memory:
+        parts.append(memory_text(record.memory))
+    if record.collateral:
+        parts.append(f"ended with it: rank {', '.join(map(str, record.collateral))}")
+    if record.heal_bytes is not None:
+        donor = "" if record.heal_donor is None else f" from replica {record.heal_donor}"
+        parts.append(f"healed{donor}, {size_text(record.heal_bytes)} in {seconds(record.heal_took_s)}")
+    if not parts:
+        return None
+    return plain(f"replica {record.replica} generation {number(record.generation)}: {'; '.join(parts)}")
 
 
 def result_line(status: RunStatus) -> str:

@@ -94,6 +94,10 @@ def _details(one: RunStatus) -> None:
         for text in columns(header, rows):
             print_line(text)
     for group in one.groups:
+        if group.slower is not None:
+            print_line(
+                f"replica {group.replica} is slow: its steps take {group.slower:g} times those of the others"
+            )
         for rank in group.ranks:
             if rank.exit is not None and rank.pid is None:
                 print_line(f"replica {group.replica} rank {rank.rank}: {rank.exit}")

@@ -46,6 +46,7 @@ RESERVED: Mapping[str, str] = {
             "TORCHELASTIC_RUN_ID",
             "TORCHELASTIC_RESTART_COUNT",
             "TORCHELASTIC_MAX_RESTARTS",
+            "TORCHELASTIC_ERROR_FILE",
             "TORCHELASTIC_USE_AGENT_STORE",
         ),
         "the agent sets it for each rank, as torchrun does",

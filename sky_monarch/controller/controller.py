@@ -153,6 +153,7 @@ class Controller:
                 progress, news = self._checkpoints.take(item.data)
                 for row in news:
                     self._append(row)
+                self._note_quorum(progress)
                 self._book.progress(progress)
             case "log_chunk":
                 self.logs.answered(item.host, item.data)
@@ -167,6 +168,13 @@ class Controller:
                 message = f"{who} was dropped: {item.data['reason']}"
                 _log.warning("peer dropped", host=item.host or None, reason=item.data["reason"])
                 self._append({"event": "notice", "replica": None, "message": message})
+
+    def _note_quorum(self, progress: Mapping[str, Any]) -> None:
+        """Of progress only the latest is kept; that the others go on after a failure is worth a row."""
+        if self._book.recoveries.awaits(progress):
+            names = ("generation", "step", "quorum_id", "participants", "mono_ns")
+            row = {name: progress.get(name) for name in names}
+            self._append({"event": "quorum_changed", **progress["slot"], **row})
 
     def _connected(self, item: Incoming) -> None:
         hello = item.data

@@ -9,12 +9,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from sky_monarch.controller import evidence
 from sky_monarch.controller.causes import describe_cause
 
 __all__ = ["MAX_RECORDS", "RecoveryBook"]
 
 MAX_RECORDS = 1000
 """Records kept; the oldest go first."""
+
+_TAILS = 20
+"""So many records, the newest, keep the last lines of their process: a status is asked for often."""
 
 
 @dataclass(slots=True)
@@ -31,14 +35,18 @@ class _Record:
     collateral: list[int] = field(default_factory=list)
     received_ns: int | None = None
     evicted_ns: int | None = None
+    evicted_quorum: int | None = None
+    quorum_ns: int | None = None
     spawned_ns: int | None = None
     committed_ns: int | None = None
+    heal: Mapping[str, Any] | None = None
     next_generation: int | None = None
     spawned: int = 0
     warm: bool = True
     step: int | None = None
     first_step: int | None = None
     given_up: bool = False
+    evidence: dict[str, Any] = field(default_factory=dict)
 
     def since_death_s(self, at_ns: int | None) -> float | None:
         return None if at_ns is None else max(0, at_ns - self.died_ns) / 1e9
@@ -54,6 +62,7 @@ class _Record:
         return missed if missed >= 0 else self.step - self.first_step + 1
 
     def document(self) -> dict[str, Any]:
+        heal = self.heal or {}
         return {
             "replica": self.replica,
             "cause": self.cause,
@@ -68,11 +77,21 @@ class _Record:
             "wall_ms": self.wall_ms,
             "detect_s": self.since_death_s(self.received_ns),
             "evict_s": self.since_death_s(self.evicted_ns),
+            "quorum_s": self.since_death_s(self.quorum_ns),
             "spawn_s": self.since_death_s(self.spawned_ns),
+            "heal_s": self.since_death_s(heal.get("at_ns")),
+            "heal_took_s": heal.get("took_s"),
+            "heal_bytes": heal.get("bytes"),
+            "heal_donor": heal.get("donor"),
             "first_commit_s": self.since_death_s(self.committed_ns),
             "lost_steps": self.lost_steps(),
             "warm": None if self.spawned_ns is None else self.warm,
             "step": self.step,
+            "exception": self.evidence.get("exception"),
+            "where": self.evidence.get("where"),
+            "memory": self.evidence.get("memory"),
+            "hung": self.evidence.get("hung"),
+            "tail": self.evidence.get("tail") or [],
         }
 
 
@@ -88,6 +107,8 @@ class RecoveryBook:
         self._records: list[_Record] = []
         self._open: dict[int, _Record] = {}
         self._injected_ns: dict[tuple[int, int], int] = {}
+        self._hung: dict[int, Mapping[str, Any]] = {}
+        self._without_quorum: dict[int, _Record] = {}  # the newest of each replica group
 
     def apply(self, event: Mapping[str, Any]) -> None:
         """Take one event of the journal; those that say nothing about a failure are passed over."""
@@ -98,6 +119,28 @@ class RecoveryBook:
     def documents(self) -> list[dict[str, Any]]:
         """The records, oldest first, as ``recoveries`` of RunStatus; times in seconds since the death."""
         return [record.document() for record in self._records]
+
+    def awaits(self, progress: Mapping[str, Any]) -> bool:
+        """Whether a commit is the first, after some failure, of a quorum without the dead generation."""
+        return any(self._formed(record, progress) for record in self._without_quorum.values())
+
+    @staticmethod
+    def _formed(record: _Record, commit: Mapping[str, Any]) -> bool:
+        held, now = record.evicted_quorum, commit.get("quorum_id")
+        whose = commit["slot"]["replica"] if "slot" in commit else commit["replica"]
+        later = held is not None and now is not None and now > held
+        return later and whose != record.replica and commit["mono_ns"] >= record.died_ns
+
+    def _on_quorum_changed(self, event: Mapping[str, Any]) -> None:
+        for replica, record in list(self._without_quorum.items()):
+            if self._formed(record, event):
+                record.quorum_ns = event["mono_ns"]
+                del self._without_quorum[replica]
+
+    def _on_hung(self, event: Mapping[str, Any]) -> None:
+        known = self._hung.get(event["replica"])
+        if known is None or known["generation"] < event["generation"]:
+            self._hung[event["replica"]] = event  # the first is the one that was late
 
     def _on_injected(self, event: Mapping[str, Any]) -> None:
         # A rehearsed death is timed from the act itself, not from when somebody saw it.
@@ -114,7 +157,8 @@ class RecoveryBook:
             return  # the end of its work; where it is not, generation_ended says so
         if record is not None and same:
             return  # the first rank that died is the root cause
-        self._begin(event, rank=event["rank"], exit_=event["exit"], oom=event["oom"])
+        record = self._begin(event, rank=event["rank"], exit_=event["exit"], oom=event["oom"])
+        record.evidence = evidence.of_exit(event)
 
     def _on_generation_ended(self, event: Mapping[str, Any]) -> None:
         if event["cause"] == "stopped":
@@ -123,6 +167,10 @@ class RecoveryBook:
         record = self._open.get(event["replica"])
         if record is None or record.generation != event["generation"]:
             record = self._begin(event, rank=event.get("rank"), exit_=event.get("exit"), oom=False)
+        hung = self._hung.pop(event["replica"], None)
+        if hung is not None and hung["generation"] == event["generation"]:
+            record.evidence |= evidence.of_hang(hung)
+            record.rank = hung["rank"] if record.rank is None else record.rank
         if event["cause"] == "rank_exited":
             record.rank, record.exit = event["rank"], event["exit"]
             record.collateral = [rank for rank in record.collateral if rank != event["rank"]]
@@ -133,6 +181,8 @@ class RecoveryBook:
         record = self._of_dead(event)
         if record is not None:
             record.evicted_ns = event["mono_ns"]
+            record.evicted_quorum = event["quorum_id"]
+            self._without_quorum[event["replica"]] = record
 
     def _on_group_given_up(self, event: Mapping[str, Any]) -> None:
         record = self._of_dead(event)
@@ -163,6 +213,7 @@ class RecoveryBook:
         if record is not None and event["generation"] > record.generation:
             record.committed_ns = event["mono_ns"]
             record.first_step = event["step"]
+            record.heal = event.get("heal")
             del self._open[event["replica"]]
 
     def _of_dead(self, event: Mapping[str, Any]) -> _Record | None:
@@ -188,6 +239,8 @@ class RecoveryBook:
             record.cause = describe_cause({"cause": "rank_exited", "rank": rank, "exit": exit_}, oom=oom)
         self._records.append(record)
         del self._records[:-MAX_RECORDS]
+        if len(self._records) > _TAILS:
+            self._records[-_TAILS - 1].evidence.pop("tail", None)
         self._open[event["replica"]] = record
         return record
 

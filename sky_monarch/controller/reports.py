@@ -58,6 +58,24 @@ def _metrics(value: object) -> bool:
     return isinstance(value, Mapping) and all(_text(k) and _number(v) for k, v in value.items())
 
 
+def _memory(value: object) -> bool:
+    return (
+        isinstance(value, Mapping)
+        and _unsigned(value.get("peak_bytes"))
+        and (value.get("limit_bytes") is None or _unsigned(value["limit_bytes"]))
+        and value.get("limit_of") in ("cgroup", "host")
+    )
+
+
+def _heal(value: object) -> bool:
+    return (
+        isinstance(value, Mapping)
+        and all(_unsigned(value.get(name)) for name in ("at_ns", "bytes", "step"))
+        and _number(value.get("took_s"))
+        and (value.get("donor") is None or _unsigned(value["donor"]))
+    )
+
+
 def _bytes(value: object) -> bool:
     return isinstance(value, bytes)
 
@@ -81,11 +99,14 @@ _EVENTS: dict[str, _Checks] = {
         "collateral": _flag,
         "oom": _flag,
         "tail": _texts,
+        "traceback": _or_none(_texts),
+        "memory": _or_none(_memory),
     },
+    "hung": {**_RANK, "pid": _unsigned, "state": _text, "stacks": _texts, "threads": _texts},
     "generation_ended": {**_WHOSE, "cause": _text, "step": _or_none(_unsigned)},
     "restart_scheduled": {**_WHOSE, "delay_s": _number, "restarts_left": _unsigned},
     "ranks_up": _WHOSE,
-    "first_commit": {**_WHOSE, "step": _unsigned},
+    "first_commit": {**_WHOSE, "step": _unsigned, "heal": _or_none(_heal)},
     "group_given_up": {**_WHOSE, "cause": _text, "restarts": _unsigned},
     "group_done": {**_WHOSE, "step": _or_none(_unsigned)},
     "group_stopped": _WHOSE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -16,6 +17,8 @@ __all__ = ["StatusBook"]
 
 _RATE_WINDOW_S = 15.0
 _RATE_SAMPLES = 64
+_BUSY_SAMPLES, _FEWEST_BUSY = 32, 5
+_SLOW_RATIO = 2.0
 
 
 @dataclass(slots=True)
@@ -34,10 +37,13 @@ class _Group:
     progress: Mapping[str, Any] = field(default_factory=dict)
     samples: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_RATE_SAMPLES))
 
+    busy_s: deque[float] = field(default_factory=lambda: deque(maxlen=_BUSY_SAMPLES))
+
     def begin(self, generation: int) -> None:
         if not self.generations or generation > self.generations[-1]:
             self.generations.append(generation)
             self.samples.clear()
+            self.busy_s.clear()
             for rank in self.ranks.values():
                 rank.pid, rank.state = None, "pending"
 
@@ -149,6 +155,8 @@ class StatusBook:
         group.step = report["step"]
         if not group.samples or report["step"] != group.samples[-1][1]:
             group.samples.append((report["mono_ns"], report["step"]))
+            if "busy_s" in (report.get("metrics") or {}):
+                group.busy_s.append(report["metrics"]["busy_s"])
 
     @property
     def ended(self) -> bool:
@@ -196,6 +204,22 @@ class StatusBook:
         newest = max(known, key=lambda progress: (progress["quorum_id"], progress["step"]))
         return {"quorum_id": newest["quorum_id"], "participants": newest.get("participants")}
 
+    def _slower(self, number: int) -> float | None:
+        """How many times longer a group works on a step than the others do; None where that is nothing to tell.
+
+        All groups commit at the pace of the slowest: only what each does between its waits tells them apart.
+        """
+        medians = {
+            replica: statistics.median(group.busy_s)
+            for replica, group in enumerate(self._groups)
+            if len(group.busy_s) >= _FEWEST_BUSY
+        }
+        own = medians.pop(number, None)
+        others = statistics.median(medians.values()) if medians else 0.0
+        if own is None or others <= 0.0 or own < _SLOW_RATIO * others:
+            return None
+        return round(own / others, 1)
+
     def _group_document(self, number: int, state: State, limits: Limits, now_ns: int) -> dict[str, Any]:
         group, policy = self._groups[number], state.groups[number]
         metrics = dict(group.progress.get("metrics") or {})
@@ -214,6 +238,7 @@ class StatusBook:
             "participants": group.progress.get("participants"),
             "rate": None if policy.phase.final else group.rate(now_ns),
             "metrics": metrics,
+            "slower": None if policy.phase.final else self._slower(number),
             "ranks": [
                 {"rank": rank, "pid": known.pid, "state": known.state, "exit": known.exit}
                 for rank, known in sorted(group.ranks.items())

@@ -28,6 +28,7 @@ _IDENTITY = frozenset(
         "ROLE_NAME",
         "ROLE_RANK",
         "ROLE_WORLD_SIZE",
+        "TORCHELASTIC_ERROR_FILE",
         "TORCHELASTIC_MAX_RESTARTS",
         "TORCHELASTIC_RESTART_COUNT",
         "TORCHELASTIC_RUN_ID",

@@ -131,10 +131,22 @@ class RunFolder:
         return self._sockets().get("api", self.path / "api.sock")
 
     @property
+    def private(self) -> dict[str, Any] | None:
+        """All secrets of the run; None once it was settled, or where the file is damaged."""
+        return _read_json(self.path / "private.json")
+
+    @property
     def token(self) -> str | None:
         """Secret of the run; None once it was settled."""
-        token = (_read_json(self.path / "private.json") or {}).get("token")
+        token = (self.private or {}).get("token")
         return token if isinstance(token, str) else None
+
+    @property
+    def variables(self) -> list[str]:
+        """Names of the variables that the job sets."""
+        listed = [self.job.get(section) for section in ("envs", "secrets")]
+        names = [name for names in listed if isinstance(names, list | dict) for name in names]
+        return [name for name in names if isinstance(name, str) and name]
 
     def process(self, who: str) -> Process | None:
         """The running ``agent``, ``controller`` or ``lighthouse``; None where it does not run."""
@@ -201,8 +213,17 @@ class RunFolder:
                     parts.append("\n".join([f"{who}.log:", *(f"  {line}" for line in text)]))
         return "\n".join(parts)
 
-    def settle(self) -> None:
-        """Remove what an ended run no longer needs: its secrets, its sockets. Safe to repeat."""
+    def settle(self, *, keep: bool = True) -> None:
+        """Remove what an ended run no longer needs: its secrets, its sockets. Safe to repeat.
+
+        Args:
+            keep: First make the excerpt that a later ``debug-bundle`` shows: without the values of the secrets,
+                nobody could take them out of it.
+        """
+        if keep:
+            from sky_monarch.launch import excerpt
+
+            excerpt.keep(self)
         for leftover in (self.path / "private.json", *self._sockets().values()):
             with contextlib.suppress(OSError):
                 leftover.unlink()
@@ -218,7 +239,7 @@ class RunFolder:
 
     def remove(self) -> None:
         """Remove the folder and everything in it."""
-        self.settle()
+        self.settle(keep=False)
         shutil.rmtree(self.path, ignore_errors=True)
 
 

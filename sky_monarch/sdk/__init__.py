@@ -30,6 +30,7 @@ from sky_monarch.sdk.types import (
 
 if TYPE_CHECKING:
     from sky_monarch.config import JobSpec
+    from sky_monarch.sdk.bundle import Bundle
 
 __all__ = [
     "TERMINAL_STATES",
@@ -46,6 +47,7 @@ __all__ = [
     "RunStatus",
     "SetupStatus",
     "attach",
+    "debug_bundle",
     "down",
     "events",
     "logs",
@@ -188,3 +190,20 @@ def down(name_or_id: str, *, grace_s: float = 10.0, reason: str = "down") -> Run
     """
     with attach(name_or_id) as run:
         return run.down(grace_s=grace_s, reason=reason)
+
+
+def debug_bundle(name_or_id: str | None = None, target: Path | None = None) -> Bundle:
+    """Write what is known of a run, without its secrets, into one new file for whoever is to look at it.
+
+    Args:
+        name_or_id: The run; None: the newest that is live, else the newest.
+        target: The file; None: one in the current folder.
+
+    Raises:
+        RunNotFoundError: There is no such run.
+        ConfigError: The target exists, or its folder does not.
+    """
+    from sky_monarch.sdk import bundle
+
+    folder = bundle.newest() if name_or_id is None else find(name_or_id)
+    return bundle.write_bundle(folder, target)

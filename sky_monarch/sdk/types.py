@@ -137,6 +137,8 @@ class GroupStatus(_Record):
         participants: Groups that took part in it.
         rate: Committed steps a second, lately.
         metrics: Whatever else its session measured.
+        slower: A straggler, which the others wait for: how many times longer its own work on a step takes (from
+            2 on); None for any other.
         ranks: Its ranks.
         reason: Why it is in this state.
     """
@@ -152,6 +154,7 @@ class GroupStatus(_Record):
     participants: int | None = None
     rate: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    slower: float | None = None
     ranks: tuple[RankStatus, ...] = field(default=(), metadata={"of": RankStatus})
     reason: str | None = None
 
@@ -163,13 +166,22 @@ class RecoveryRecord(_Record):
     Attributes:
         replica: Whose failure.
         cause: What happened.
-        rank: The rank that it began with.
+        rank: The rank that it began with: the root cause.
+        exit: How that one ended; None where it was ended because it did nothing.
+        collateral: Ranks that were ended because that one had failed.
+        injected: It was a rehearsal.
+        given_up: The group was given up over it.
         generation: The generation that ended.
         next_generation: The one that replaced it.
         wall_ms: When, as Unix time in milliseconds.
         detect_s: Until the agent knew.
         evict_s: Until the lighthouse had dropped the dead generation.
+        quorum_s: Until another group committed a step in a quorum without it.
         spawn_s: Until the replacement ran.
+        heal_s: Until the replacement had the state of a donor; None where it needed none.
+        heal_took_s: How long that transfer took.
+        heal_bytes: Its bytes, of the rank that committed first.
+        heal_donor: The replica group that gave the state.
         first_commit_s: Until the replacement committed a step.
         lost_steps: Steps that the run committed without this group, from its last commit to its first one
             after the failure: its share of those batches was not trained on. Where the run itself fell back
@@ -177,21 +189,40 @@ class RecoveryRecord(_Record):
             they average the interrupted step again.
         warm: The replacement was a warm standby.
         step: Last step committed before.
+        exception: The exception that ended the rank: ``ValueError: broken``.
+        where: ``file:line`` of the user's own code that raised it, or in which the rank hung.
+        memory: What a killed rank had: ``peak_bytes``, ``limit_bytes``, ``limit_of`` (``cgroup``, ``host``).
+        hung: Of a rank that did nothing: ``rank``, ``state``, and ``native``, where it waited in the kernel.
+        tail: Its last lines; of older failures they are only in the log.
     """
 
     replica: int
     cause: str = ""
     rank: int | None = None
+    exit: ExitStatus | None = field(default=None, metadata={"of": ExitStatus})
+    collateral: tuple[int, ...] = ()
+    injected: bool = False
+    given_up: bool = False
     generation: int | None = None
     next_generation: int | None = None
     wall_ms: int | None = None
     detect_s: float | None = None
     evict_s: float | None = None
+    quorum_s: float | None = None
     spawn_s: float | None = None
+    heal_s: float | None = None
+    heal_took_s: float | None = None
+    heal_bytes: int | None = None
+    heal_donor: int | None = None
     first_commit_s: float | None = None
     lost_steps: int | None = None
     warm: bool | None = None
     step: int | None = None
+    exception: str | None = None
+    where: str | None = None
+    memory: Mapping[str, Any] | None = None
+    hung: Mapping[str, Any] | None = None
+    tail: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

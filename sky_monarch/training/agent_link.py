@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
+from sky_monarch import stacks
 from sky_monarch.errors import ChannelClosedError, ChannelError, PeerRefusedError
 from sky_monarch.training.environment import RankEnvironment
 
@@ -68,10 +69,13 @@ class AgentLink:
         wait_limits_s: tuple[float, float],
     ) -> None:
         self.released = threading.Event()
+        stacks.register()
         self._on_dead = on_dead
         self._oom_wanted = False
         self._lock = threading.Lock()
         self._waiting_since: float | None = None
+        self._waited_s = 0.0
+        self._committed_s: float | None = None
         self._wait_limit_s, self._later_limit_s = wait_limits_s
         self._paused = False
         self._last: tuple[int, int, int, Mapping[str, float]] | None = None
@@ -117,7 +121,14 @@ class AgentLink:
         return self._client is not None
 
     def committed(self, step: int, quorum_id: int, participants: int, metrics: Mapping[str, float]) -> None:
-        """Report a committed step."""
+        """Report a committed step, and what of it this rank has spent on its own work (``busy_s``)."""
+        now_s = time.monotonic()
+        if self._committed_s is not None:
+            metrics = {**metrics, "busy_s": max(0.0, now_s - self._committed_s - self._waited_s)}
+        self._committed_s, self._waited_s = now_s, 0.0
+        self._report(step, quorum_id, participants, metrics)
+
+    def _report(self, step: int, quorum_id: int, participants: int, metrics: Mapping[str, float]) -> None:
         self._wait_limit_s = self._later_limit_s
         self._last = (step, quorum_id, participants, metrics)
         self._tell(
@@ -129,7 +140,7 @@ class AgentLink:
     def add(self, metrics: Mapping[str, float]) -> None:
         """Add metrics to the last commit, where no further one would tell them."""
         if self._last is not None and metrics.items() - self._last[3].items():
-            self.committed(*self._last[:3], {**self._last[3], **metrics})
+            self._report(*self._last[:3], {**self._last[3], **metrics})
 
     def done(self, step: int) -> None:
         """Report that the work is done: the agent releases this rank when nobody needs it any more."""
@@ -150,12 +161,13 @@ class AgentLink:
         inside of one says the same as who waits, but no wait outlasts the timeouts of what it waits for: after
         that it is no excuse any more.
         """
-        self._waiting_since = time.monotonic()
+        since = self._waiting_since = time.monotonic()
         try:
             yield
         finally:
             with self._lock:
                 self._waiting_since = None
+            self._waited_s += time.monotonic() - since
 
     def _excuse(self, client: _Client) -> None:
         with self._lock:

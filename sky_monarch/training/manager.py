@@ -14,6 +14,7 @@ from torchft import Manager
 from torchft.manager import MANAGER_ADDR_KEY
 
 from sky_monarch.training.process_group import MeshSockets
+from sky_monarch.training.transport import Heal, PrivateHTTPTransport
 
 __all__ = ["SessionManager", "quiet_torchft"]
 
@@ -30,6 +31,7 @@ class SessionManager(Manager):  # type: ignore[misc]  # torchft has no type info
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
+        self._transport: PrivateHTTPTransport = arguments["checkpoint_transport"]
         self._executor = _DaemonExecutor("torchft_quorum")
 
     def shutdown(self, wait: bool = True) -> None:
@@ -57,6 +59,10 @@ class SessionManager(Manager):  # type: ignore[misc]  # torchft has no type info
     def quorum_id(self) -> int:
         """The quorum that this replica is in; -1 before the first."""
         return int(self._quorum_id)
+
+    def take_heal(self) -> Heal | None:
+        """The state that was received from a donor since the last call, if any."""
+        return self._transport.take_heal()
 
     def forget_quorum(self) -> None:
         """Drop a quorum that came or failed: TorchFT would raise a failure again at each new request."""

@@ -85,7 +85,10 @@ def make_manager(
         )
     token = env.agent.token if env.agent is not None else _shared_secret(lighthouse)
     transport = PrivateHTTPTransport(
-        token=token, address=env.address, timeout=timedelta(seconds=timeouts.transfer_s)
+        replica=env.replica,
+        token=token,
+        address=env.address,
+        timeout=timedelta(seconds=timeouts.transfer_s),
     )
     undo.callback(transport.shutdown, wait=False)
     try:

@@ -12,7 +12,9 @@ import hmac
 import logging
 import secrets
 import threading
+import time
 import urllib.request
+from dataclasses import dataclass
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -29,19 +31,67 @@ logger = logging.getLogger(__name__)
 
 _REQUEST_HEADER = "X-Sky-Monarch-Proof"
 _ANSWER_HEADER = "X-Sky-Monarch-Answer"
+_DONOR_HEADER = "X-Sky-Monarch-Replica"
 _NONCE_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heal:
+    """One transfer of a donor's state to this process.
+
+    Attributes:
+        at_s: When all of it was there, on the monotonic clock.
+        took_s: How long it took.
+        bytes: How many bytes it was.
+        donor: Replica group that gave it; None where it did not say.
+        step: Step of the state.
+    """
+
+    at_s: float
+    took_s: float
+    bytes: int
+    donor: int | None
+    step: int
+
+    def metrics(self) -> dict[str, float]:
+        """As the agent expects it among the metrics of the first commit."""
+        numbers = {"at_s": self.at_s, "took_s": self.took_s, "bytes": self.bytes, "donor": self.donor}
+        numbers["step"] = self.step
+        return {f"heal_{name}": float(value) for name, value in numbers.items() if value is not None}
+
+
+class _Counted:
+    """A stream that knows how much was read from it."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self.bytes = 0
+
+    def read(self, size: int = -1) -> bytes:
+        data: bytes = self._stream.read(size)
+        self.bytes += len(data)
+        return data
+
+    def readinto(self, buffer: Any) -> int:
+        count: int = self._stream.readinto(buffer)
+        self.bytes += count
+        return count
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 class PrivateHTTPTransport(HTTPTransport[Any]):  # type: ignore[misc]  # torchft has no type information
     """Serves ``GET /checkpoint/<step>/full`` to those who know ``token``.
 
     Args:
+        replica: This replica group, which joiners are told.
         token: The run's secret; it is never sent, only proofs made with it.
         address: Numeric address to listen on and to advertise.
         timeout: For one request.
     """
 
-    def __init__(self, *, token: str, address: str, timeout: timedelta) -> None:
+    def __init__(self, *, replica: int, token: str, address: str, timeout: timedelta) -> None:
         # HTTPTransport's constructor opens its server at once; the state that its other methods use is set
         # up here.
         self._checkpoint_lock = RWLock(timeout=timeout.total_seconds())
@@ -55,6 +105,8 @@ class PrivateHTTPTransport(HTTPTransport[Any]):  # type: ignore[misc]  # torchft
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         self._stream = None if accelerator is None else torch.Stream(accelerator)
         self._key = token.encode()
+        self.replica = replica
+        self._heal: Heal | None = None
         self.disallow_checkpoint()
 
         self._server = _Server((address, 0), self)
@@ -65,6 +117,11 @@ class PrivateHTTPTransport(HTTPTransport[Any]):  # type: ignore[misc]  # torchft
         """Where a joiner finds this donor; the step is appended to it."""
         host = self._server.server_name
         return f"http://{f'[{host}]' if ':' in host else host}:{self._server.server_port}/checkpoint/"
+
+    def take_heal(self) -> Heal | None:
+        """The last transfer that this process received, once; None where there was none since."""
+        heal, self._heal = self._heal, None
+        return heal
 
     def proof(self, purpose: str, nonce: str, path: str) -> str:
         """What only a holder of the token can compute for this request."""
@@ -83,6 +140,7 @@ class PrivateHTTPTransport(HTTPTransport[Any]):  # type: ignore[misc]  # torchft
             PermissionError: The donor could not prove that it belongs to this run; nothing was decoded.
             OSError: It could not be reached, or refused.
         """
+        began_s = time.monotonic()
         path = f"/checkpoint/{step}/full"
         nonce = secrets.token_hex(_NONCE_BYTES)
         if not metadata.startswith("http://"):
@@ -96,7 +154,17 @@ class PrivateHTTPTransport(HTTPTransport[Any]):  # type: ignore[misc]  # torchft
             answer = response.headers.get(_ANSWER_HEADER, "")
             if not hmac.compare_digest(answer, self.proof("answer", nonce, path)):
                 raise PermissionError(f"the donor at {metadata} does not belong to this run")
-            state = _streaming_load(response, weights_only=False)
+            counted = _Counted(response)
+            state = _streaming_load(counted, weights_only=False)
+            donor = response.headers.get(_DONOR_HEADER, "")
+        at_s = time.monotonic()
+        self._heal = Heal(
+            at_s=at_s,
+            took_s=at_s - began_s,
+            bytes=counted.bytes,
+            donor=int(donor) if donor.isdecimal() else None,
+            step=step,
+        )
         # Loaded tensors live in `bytes`. Python shares those of one byte between all their users: not to be
         # written to.
         return tree_map_only(
@@ -147,5 +215,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_response(200)
             self.send_header("Content-type", "application/octet-stream")
             self.send_header(_ANSWER_HEADER, transport.proof("answer", nonce, self.path))
+            self.send_header(_DONOR_HEADER, str(transport.replica))
             self.end_headers()
             _streaming_save(transport._state_dict, self.wfile)

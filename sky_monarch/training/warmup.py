@@ -57,7 +57,7 @@ def _collective(address: str) -> None:
 
 
 def _heal(address: str, state: dict[str, object]) -> None:
-    transport = PrivateHTTPTransport(token=secrets.token_hex(16), address=address, timeout=_LIMIT)
+    transport = PrivateHTTPTransport(replica=0, token=secrets.token_hex(16), address=address, timeout=_LIMIT)
     try:
         transport.send_checkpoint([0], 0, state, _LIMIT)
         transport.recv_checkpoint(0, transport.metadata(), 0, _LIMIT)

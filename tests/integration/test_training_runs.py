@@ -121,6 +121,9 @@ def survive_a_kill(
     for field in ("detect_s", "spawn_s", "first_commit_s", "step", "lost_steps"):
         assert recovery[field] is not None, field
     assert recovery["warm"] is bool(standby)
+    assert recovery["heal_donor"] in set(range(replicas)) - {1}
+    assert recovery["heal_bytes"] > 1000, "the bytes of a model"
+    assert 0 <= recovery["heal_took_s"] <= recovery["heal_s"] <= recovery["first_commit_s"]
     return recovery
 
 
@@ -128,6 +131,7 @@ def test_a_killed_group_comes_back_from_its_standby_and_all_end_bit_equal(workbe
     recovery = survive_a_kill(workbench, replicas=3, standby=1, lighthouse=TOLD)
     assert recovery["evict_s"] is not None
     assert recovery["first_commit_s"] < STUCK_S / 5, "nobody waited for a timeout"
+    assert recovery["evict_s"] <= recovery["quorum_s"] < STUCK_S / 5
 
 
 def test_the_same_holds_where_the_standby_has_run_ahead_up_to_its_session(workbench: Workbench) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.support.mutant import Mutant, left_out, replaced
 from tests.support.mutants_saved import DEALT, FORKED, SAVED
+from tests.support.mutants_told import TOLD
 
 RECOVERY = "test_recovery.py::"
 ORPHANS = "test_orphans.py::"
@@ -474,4 +475,4 @@ _RUNNING = [
     ),
 ]
 
-MUTANTS: list[Mutant] = [*_RUNNING, *FORKED, *SAVED, *DEALT]
+MUTANTS: list[Mutant] = [*_RUNNING, *FORKED, *SAVED, *DEALT, *TOLD]

@@ -11,7 +11,7 @@ from tests.support.unmutated import WITHOUT
 PAGE = Path(__file__).parents[1] / "MUTANTS.md"
 _HEAD = """# Mutants
 
-Written by `python -m tests.support.mutants_page` from `support/mutants.py`, `support/mutants_saved.py` and
+Written by `python -m tests.support.mutants_page` from `support/mutants*.py` and
 `support/unmutated.py`. The tests are those of `integration/`;
 `make test` runs the mutants with a star, `make test-mutants` the others.
 

@@ -89,9 +89,6 @@ WITHOUT = (
             "how long it is starved is up to the kernel; the mutant of the same step is that of the stopped one"
         ),
         f"{STORES}test_without_a_helper_quorums_form_and_that_death_stalls_everyone": "is a mutant itself",
-        f"{RUNS}test_a_killed_group_comes_back_from_its_standby_and_all_end_bit_equal": (
-            f"{_BESIDE}test_without_healing_the_groups_do_not_end_equal"
-        ),
         f"{RUNS}test_rehearsed_faults_of_the_session_name_their_cause_on_the_first_screen": _SHOWN,
         f"{SESSION}test_a_death_a_hang_and_a_missing_member_cost_the_mesh_moments": (
             f"{_BESIDE}test_without_the_cut_a_death_stalls_who_is_not_its_neighbour"

@@ -108,3 +108,25 @@ def test_an_adopted_group_shows_the_pids_of_its_agent() -> None:
     assert book.rank()["pid"] == 777
     book.row("agent_connected", groups=[{**snapshot, "pids": {}}])
     assert book.rank()["pid"] is None
+
+
+def slower(*busy_s: float, samples: int = 9) -> list[float | None]:
+    """What is said of groups whose own work on a step takes so long."""
+    book = StatusBook(len(busy_s), 1, has_setup=False)
+    for step in range(samples):
+        for replica, value in enumerate(busy_s):
+            slot = {"replica": replica, "rank": 0}
+            report = {"slot": slot, "generation": 1, "step": step, "mono_ns": step * SECOND}
+            book.progress({**report, "metrics": {"busy_s": value * (20 if step == 4 else 1)}})
+    state = model.initial_state({"local": tuple(range(len(busy_s)))}, setup=False)
+    groups = book.document(state, LIMITS, {})["groups"]
+    return [group["slower"] for group in groups]
+
+
+def test_a_straggler_is_told_by_how_much_longer_it_works_than_the_others() -> None:
+    assert slower(0.1, 0.1, 0.5) == [None, None, 5.0], "one long step, such as an evaluation, changes nothing"
+    assert slower(0.1, 0.11, 0.15) == [None, None, None]
+    assert slower(0.1, 0.3) == [None, 3.0]
+    assert slower(0.1) == [None]
+    assert slower(0.0, 0.0, 0.1) == [None, None, None]
+    assert slower(0.1, 0.1, 0.5, samples=4) == [None, None, None], "too early to say"

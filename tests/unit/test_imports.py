@@ -89,7 +89,7 @@ def test_each_command_has_a_module_and_a_help_text():
     for name, command in commands.items():
         assert command.callback.__doc__
         if not command.hidden:
-            assert importlib.import_module(f"sky_monarch.cli.{name}")
+            assert importlib.import_module(f"sky_monarch.cli.{name.replace('-', '_')}")
 
 
 def test_importing_the_package_costs_at_most_30_ms_of_cpu():

@@ -152,6 +152,94 @@ def test_a_second_death_before_the_first_commit_is_a_record_of_its_own() -> None
     assert (second["generation"], second["given_up"]) == (2, True)
 
 
+def test_the_survivors_first_commit_without_the_dead_and_the_heal_are_phases() -> None:
+    history = History()
+    history.exits(1000)
+    history.at(1005, "evicted", quorum_id=4)
+    history.ends(1006)
+    commit = {"slot": {"replica": 0, "rank": 0}, "quorum_id": 5, "mono_ns": 1050 * MS}
+    assert history.book.awaits(commit)
+    for useless in (
+        {**commit, "quorum_id": 4},
+        {**commit, "quorum_id": None},
+        {**commit, "mono_ns": 999 * MS},
+        {**commit, "slot": {"replica": 1, "rank": 0}},
+    ):
+        assert not history.book.awaits(useless), useless
+    history.at(1050, "quorum_changed", replica=0, rank=0, quorum_id=5, step=31, participants=2)
+    assert not history.book.awaits(commit), "one row a failure"
+    history.at(1060, "rank_spawned", generation=2, rank=0, pid=2, warm=True)
+    heal = {"at_ns": 1200 * MS, "took_s": 0.1, "bytes": 4096, "donor": 2, "step": 32}
+    history.at(1210, "first_commit", generation=2, step=33, heal=heal)
+    (record,) = history.records()
+    assert (record["quorum_s"], record["heal_s"], record["heal_took_s"]) == (0.05, 0.2, 0.1)
+    assert (record["heal_bytes"], record["heal_donor"]) == (4096, 2)
+
+
+def test_a_quorum_is_still_noted_when_the_replacement_was_faster() -> None:
+    history = History()
+    history.exits(1000)
+    history.at(1005, "evicted", quorum_id=4)
+    history.ends(1006)
+    history.comes_back(1010)
+    history.at(1112, "quorum_changed", replica=2, rank=0, quorum_id=5, step=33, participants=3)
+    assert history.records()[0]["quorum_s"] == 0.112
+
+
+def test_the_root_cause_has_its_evidence_and_collateral_none() -> None:
+    history = History(ranks=2)
+    trace = ["Traceback (most recent call last):", '  File "train.py", line 7, in f', "ValueError: broken"]
+    history.exits(1000, rank=1, how={"code": 1}, traceback=trace, tail=[*trace, "x" * 999])
+    history.exits(1001, rank=0, how={"signal": 15}, collateral=True, tail=["KeyError: 1"])
+    history.ends(1002, rank=1, how={"code": 1})
+    (record,) = history.records()
+    assert (record["exception"], record["where"]) == ("ValueError: broken", "train.py:7")
+    assert record["collateral"] == [0]
+    assert [len(line) for line in record["tail"]][-1] == 300, "a status is asked for often"
+
+
+def test_a_kill_has_its_numbers_and_no_exception_that_was_handled_long_ago() -> None:
+    history = History()
+    memory = {"peak_bytes": 3 << 30, "limit_bytes": 4 << 30, "limit_of": "cgroup"}
+    history.exits(1000, oom=True, memory=memory, tail=["ValueError: retried"])
+    history.ends(1001)
+    (record,) = history.records()
+    assert (record["memory"], record["exception"]) == (memory, None)
+
+
+def test_a_crash_in_native_code_is_placed_by_the_dump_that_python_left() -> None:
+    history = History()
+    dump = ["Fatal Python error: Segmentation fault", "", "Current thread 0x00007f (most recent call first):"]
+    history.exits(1000, how={"signal": 11}, tail=[*dump, '  File "train.py", line 3 in f'])
+    history.ends(1001, how={"signal": 11})
+    assert history.records()[0]["where"] == "train.py:3 in f"
+
+
+def test_a_hang_is_placed_by_its_python_stack_or_by_what_the_kernel_says() -> None:
+    history = History()
+    stacks = ["Thread 0x01 (most recent call first):", '  File "train.py", line 3 in f']
+    threads = ["77 python S futex_wait"]
+    history.at(1000, "hung", rank=1, pid=77, state="S (sleeping)", stacks=stacks, threads=threads)
+    history.at(1000, "hung", rank=0, pid=76, state="S (sleeping)", stacks=[], threads=threads)
+    history.at(1001, "generation_ended", cause="progress_limit", limit_s=60.0, step=9)
+    history.comes_back(1002)
+    more = {"generation": 2, "rank": 0, "pid": 78, "stacks": [], "threads": threads}
+    history.at(2000, "hung", state="T (stopped)", **more)
+    history.at(2001, "generation_ended", generation=2, cause="progress_limit", limit_s=60.0, step=9)
+    first, second = history.records()
+    assert (first["rank"], first["where"]) == (1, "train.py:3 in f"), "the first is the one that was late"
+    assert (first["hung"]["state"], first["hung"]["native"]) == ("S (sleeping)", None)
+    assert second["hung"] == {"rank": 0, "state": "T (stopped)", "native": "77 python S futex_wait"}
+
+
+def test_only_the_newest_records_keep_their_last_lines() -> None:
+    history = History()
+    for generation in range(1, 41):
+        history.exits(1000 + generation, generation=generation, tail=["last words"])
+    tails = [record["tail"] for record in history.records()]
+    assert tails == [[]] * 20 + [["last words"]] * 20
+
+
 def test_the_number_of_records_is_bounded() -> None:
     history = History()
     for generation in itertools.islice(itertools.count(1), MAX_RECORDS + 50):

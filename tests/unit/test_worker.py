@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from sky_monarch import stacks
+from sky_monarch.tracebacks import hung_at
 from sky_monarch.worker import Command, UsageError
 
 REPO = Path(__file__).parents[2]
@@ -202,6 +204,27 @@ def test_a_standby_that_is_promoted_before_it_is_ready_runs_all_the_same(scripts
     (scripts / "promoted").touch()
     out, err = standby.process.communicate(timeout=LIMIT_S)
     assert (out, err, standby.process.returncode) == ("7\n", "", 0)
+
+
+def test_a_promoted_standby_answers_its_agent_with_its_stacks_though_it_has_no_session(scripts: Path) -> None:
+    (scripts / "hangs.py").write_text(
+        "import os, signal\n"
+        "def lost():\n"
+        f"    os.kill(os.getpid(), {stacks.SIGNAL})\n"
+        "lost()\n"
+        "print(open(os.environ['SKY_MONARCH_STACKS']).read())\n"
+    )
+    dump = scripts / "r1-0-g2.stacks"
+    done = Standby(["hangs.py"], scripts).promote(SKY_MONARCH_STACKS=str(dump))
+    assert done.returncode == 0, done.stderr
+    assert hung_at(done.stdout.splitlines()) == f"{scripts / 'hangs.py'}:3 in lost"
+    assert dump.stat().st_mode & 0o777 == 0o600
+
+
+def test_without_a_place_for_stacks_a_rank_runs_all_the_same(scripts: Path) -> None:
+    (scripts / "runs.py").write_text("print('runs')")
+    done = Standby(["runs.py"], scripts).promote(SKY_MONARCH_STACKS="/nowhere/at/all")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "runs\n", "")
 
 
 def test_a_standby_that_nobody_needs_leaves_quietly(scripts: Path) -> None:

@@ -10,6 +10,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
+use super::evidence;
 use super::outbox::Outbox;
 use super::segments::{Target, Writer};
 use crate::protocol::Event;
@@ -165,6 +166,12 @@ impl Capture {
     /// The last lines, those included that the process wrote just before it ended. Never waits.
     pub fn tail(&self) -> Vec<String> {
         self.stream.catch_up().tail.lines()
+    }
+
+    /// The last lines, and the last traceback, which may be longer.
+    pub fn last_words(&self) -> (Vec<String>, Vec<String>) {
+        let intake = self.stream.catch_up();
+        (intake.tail.lines(), evidence::traceback(&String::from_utf8_lossy(&intake.tail.0)))
     }
 
     /// Ends the capture: all that is in the pipe now is still read, within `limit`.

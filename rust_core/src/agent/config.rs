@@ -85,6 +85,8 @@ pub struct Limits {
     /// From the start of a rank without a session to its standby. Those with one get it after the first commit, so this
     /// outlasts their imports, with which a standby must not compete.
     pub standby_s: f64,
+    /// For a rank that hangs to write down where.
+    pub stacks_s: f64,
 }
 
 impl Default for Limits {
@@ -97,6 +99,7 @@ impl Default for Limits {
             evict_s: 10.0,
             flush_s: 5.0,
             standby_s: 30.0,
+            stacks_s: 1.0,
         }
     }
 }
@@ -171,6 +174,7 @@ impl Config {
             ("limits.evict_s", config.limits.evict_s),
             ("limits.flush_s", config.limits.flush_s),
             ("limits.standby_s", config.limits.standby_s),
+            ("limits.stacks_s", config.limits.stacks_s),
         ];
         if let Some((field, value)) = seconds.into_iter().find(|(_, value)| !(0.0..=1e9).contains(value)) {
             return Err(bad(format!("`{field}` is {value}, not a number of seconds")));

@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::path::PathBuf;
 
 use super::config::Token;
+use super::evidence::Files;
 use super::tree::{RUN_ID, SPAWN_ID};
 use crate::protocol::{GroupPlan, RankCommand};
 
@@ -23,6 +25,8 @@ pub struct RunEnv {
     pub agent: String,
     /// Where ranks of other hosts reach those of this one.
     pub address: IpAddr,
+    /// Run folder.
+    pub run_dir: PathBuf,
 }
 
 /// What is special about one process.
@@ -65,6 +69,7 @@ pub fn rank_env(run: &RunEnv, plan: &GroupPlan, place: &Place<'_>) -> BTreeMap<S
     let world_size = plan.world_size.to_string();
     let rank_text = rank.to_string();
     let restarts = generation.saturating_sub(plan.generation.max(1));
+    let files = Files::new(&run.run_dir, plan.replica, rank, generation);
     let ours = [
         ("RANK", rank_text.clone()),
         ("LOCAL_RANK", rank_text.clone()),
@@ -81,6 +86,7 @@ pub fn rank_env(run: &RunEnv, plan: &GroupPlan, place: &Place<'_>) -> BTreeMap<S
         ("TORCHELASTIC_RESTART_COUNT", restarts.to_string()),
         ("TORCHELASTIC_MAX_RESTARTS", plan.recovery.max_restarts.to_string()),
         ("TORCHELASTIC_USE_AGENT_STORE", "True".into()),
+        ("TORCHELASTIC_ERROR_FILE", files.error.to_string_lossy().into_owned()),
         ("REPLICA_GROUP_ID", plan.replica.to_string()),
         ("NUM_REPLICA_GROUPS", plan.replicas.to_string()),
         ("SKY_MONARCH_AGENT", run.agent.clone()),
@@ -90,6 +96,7 @@ pub fn rank_env(run: &RunEnv, plan: &GroupPlan, place: &Place<'_>) -> BTreeMap<S
         ("SKY_MONARCH_RANK", rank_text),
         ("SKY_MONARCH_GENERATION", generation.to_string()),
         ("SKY_MONARCH_REPLICAS", plan.replicas.to_string()),
+        ("SKY_MONARCH_STACKS", files.stacks.to_string_lossy().into_owned()),
     ];
     env.extend(ours.map(|(name, value)| (name.to_owned(), value)));
     if !plan.lighthouse.is_empty() {
@@ -155,6 +162,7 @@ mod tests {
             token,
             agent: "unix:/run/agent.sock".into(),
             address: Ipv4Addr::LOCALHOST.into(),
+            run_dir: "/runs/demo-1".into(),
         }
     }
 

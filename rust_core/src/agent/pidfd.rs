@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
-use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
+use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use tokio::io::Interest;
 use tokio::sync::watch;
 
@@ -44,6 +44,8 @@ pub struct Exited {
     pub exit: Exit,
     /// When the agent saw it.
     pub at_ns: u64,
+    /// The most that it ever had resident, as the kernel counts.
+    pub peak_bytes: u64,
 }
 
 /// A child process of the agent.
@@ -72,14 +74,14 @@ impl Process {
             }
         };
         tokio::spawn(async move {
-            let exit = loop {
-                let Ok(mut guard) = watched.readable().await else { break Exit::Code(-1) };
+            let (exit, peak_bytes) = loop {
+                let Ok(mut guard) = watched.readable().await else { break (Exit::Code(-1), 0) };
                 match reap(watched.get_ref()) {
-                    Some(exit) => break exit,
+                    Some(reaped) => break reaped,
                     None => guard.clear_ready(),
                 }
             };
-            let _ = tell.send(Some(Exited { exit, at_ns: clock::mono_ns() }));
+            let _ = tell.send(Some(Exited { exit, at_ns: clock::mono_ns(), peak_bytes }));
             // First whoever waits for this death: a fork holds the lock for as long as it takes.
             tokio::task::yield_now().await;
             registry.with_lock(|pids| pids.remove(&pid));
@@ -105,18 +107,35 @@ impl Process {
                 return exited;
             }
             if exit.changed().await.is_err() {
-                return Exited { exit: Exit::Code(-1), at_ns: clock::mono_ns() };
+                return Exited { exit: Exit::Code(-1), at_ns: clock::mono_ns(), peak_bytes: 0 };
             }
         }
     }
 }
 
-fn reap(pidfd: &OwnedFd) -> Option<Exit> {
-    match waitid(Id::PIDFd(pidfd.as_fd()), WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG) {
-        Ok(WaitStatus::Exited(_, code)) => Some(Exit::Code(code)),
-        Ok(WaitStatus::Signaled(_, signal, _)) => Some(Exit::Signal(signal as i32)),
-        Ok(_) | Err(nix::errno::Errno::EINTR) => None,
+/// How it ended and the most memory it had, once it has ended. The system call itself: libc's `waitid` asks for no
+/// account of what was used.
+fn reap(pidfd: &OwnedFd) -> Option<(Exit, u64)> {
+    // SAFETY: plain C structures, for which zeros are a value.
+    let (mut info, mut used): (libc::siginfo_t, libc::rusage) =
+        unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
+    let flags = libc::WEXITED | libc::WNOHANG;
+    // SAFETY: an open descriptor, and pointers to two structures that outlive the call.
+    let done = unsafe {
+        let (info, used) = (&raw mut info, &raw mut used);
+        libc::syscall(libc::SYS_waitid, libc::P_PIDFD, pidfd.as_raw_fd(), info, flags, used)
+    };
+    if done != 0 {
+        let again = io::Error::last_os_error().kind() == io::ErrorKind::Interrupted;
         // Somebody else reaped it: it is gone, its status with it.
-        Err(_) => Some(Exit::Code(-1)),
+        return (!again).then_some((Exit::Code(-1), 0));
     }
+    // SAFETY: waitid has filled it in, or left the zeros that it began with.
+    let status = unsafe { info.si_status() };
+    let exit = match info.si_code {
+        libc::CLD_EXITED => Exit::Code(status),
+        libc::CLD_KILLED | libc::CLD_DUMPED => Exit::Signal(status),
+        _ => return None,
+    };
+    Some((exit, u64::try_from(used.ru_maxrss).unwrap_or(0) * 1024))
 }

@@ -52,6 +52,32 @@ pub enum Exit {
     Signal(i32),
 }
 
+/// What a process that was killed had of the host's memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Memory {
+    /// The most that it, or one of the processes it waited for, ever had resident: the kernel's account.
+    pub peak_bytes: u64,
+    /// What all processes of the host, or of the agent's control group, may have together.
+    pub limit_bytes: Option<u64>,
+    /// Whose limit that is: `cgroup` or `host`.
+    pub limit_of: String,
+}
+
+/// How a generation got its state from a donor.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Heal {
+    /// When it had all of it.
+    pub at_ns: u64,
+    /// How long that took.
+    pub took_s: f64,
+    /// Bytes that the rank which committed first has received.
+    pub bytes: u64,
+    /// Replica group that gave it; none: it did not say.
+    pub donor: Option<u32>,
+    /// Step of the state.
+    pub step: u64,
+}
+
 /// Why a process or a generation ended.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "cause", rename_all = "snake_case")]
@@ -145,6 +171,29 @@ pub enum Event {
         oom: bool,
         /// Its last lines (20 at most).
         tail: Vec<String>,
+        /// The exception that ended it, from `TORCHELASTIC_ERROR_FILE` or the last traceback that it printed.
+        #[serde(default)]
+        traceback: Vec<String>,
+        /// Where SIGKILL ended it and we did not send that.
+        #[serde(default)]
+        memory: Option<Memory>,
+    },
+    /// A rank is about to be ended because it does nothing: where it hangs.
+    Hung {
+        /// Whose.
+        replica: u32,
+        /// Which rank.
+        rank: u32,
+        /// Which generation.
+        generation: u64,
+        /// Its pid.
+        pid: u32,
+        /// What the kernel says it does: `S (sleeping)`.
+        state: String,
+        /// Stacks of its Python threads; empty where it could not write them.
+        stacks: Vec<String>,
+        /// Its threads from outside, one a line: id, name, state, where in the kernel it waits.
+        threads: Vec<String>,
     },
     /// A generation is over: no process of it is left.
     GenerationEnded {
@@ -177,6 +226,9 @@ pub enum Event {
         generation: u64,
         /// The step.
         step: u64,
+        /// Where it got its state; none: it began with it.
+        #[serde(default)]
+        heal: Option<Heal>,
     },
     /// All ranks of a generation run and none of them has a session that could tell of a commit: it counts as running.
     RanksUp {

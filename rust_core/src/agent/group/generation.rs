@@ -14,6 +14,7 @@ use crate::agent::capture::{self, Capture};
 use crate::agent::context::Context;
 use crate::agent::env::{self, Place};
 use crate::agent::evict::{Eviction, Evictor};
+use crate::agent::evidence::Files;
 use crate::agent::mutant;
 use crate::agent::pidfd::{Exited, Process};
 use crate::agent::progress::Watchdog;
@@ -138,8 +139,9 @@ impl Group {
             let pid = process.pid;
             live.exits.spawn(async move { (rank, process.exited().await) });
             let watchdog = Watchdog::new(self.now_s());
-            live.ranks.push(Rank { rank, tracked, session: None, watchdog, told: false });
             let (replica, generation) = (self.plan.replica, live.number);
+            let files = Files::new(&self.context.run_dir, replica, rank, generation);
+            live.ranks.push(Rank { rank, tracked, files, session: None, watchdog, told: false });
             self.emit(Event::RankSpawned { replica, rank, generation, pid, warm });
         }
         Ok(())

@@ -1,5 +1,6 @@
 //! The live phase of a generation: deaths, sessions, limits, rehearsed faults.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tokio::time::{Instant, MissedTickBehavior, interval};
@@ -8,11 +9,12 @@ use super::generation::{Generation, Outcome};
 use super::rank::Rank;
 use super::{Group, Message, Stop, seconds};
 use crate::agent::clock;
+use crate::agent::evidence::{self, Stuck};
 use crate::agent::mutant;
 use crate::agent::pidfd::Exited;
 use crate::agent::sessions::SessionEvent;
 use crate::protocol::{
-    Cause, Event, Exit, Fault, GroupState, Injection, Progress, SessionCommand, SessionReport,
+    Cause, Event, Exit, Fault, GroupState, Heal, Injection, Progress, SessionCommand, SessionReport,
 };
 
 const LOOK: Duration = Duration::from_millis(200);
@@ -20,6 +22,8 @@ const LOOK: Duration = Duration::from_millis(200);
 const AWAY: Duration = Duration::from_secs(1);
 /// Without a session, a rank counts as up this long after its start.
 const UP: Duration = Duration::from_secs(2);
+/// Ranks of a group that hangs that are looked at.
+const EXAMINED: usize = 16;
 
 impl Group {
     /// Watches over a generation until something ends it.
@@ -141,7 +145,8 @@ impl Group {
                 (session.done, session.step) = (true, Some(step));
                 live.last_step = live.last_step.max(Some(step));
             }
-            SessionEvent::Said(SessionReport::Committed { step, quorum_id, participants, metrics }) => {
+            SessionEvent::Said(SessionReport::Committed { step, quorum_id, participants, mut metrics }) => {
+                let heal = take_heal(&mut metrics);
                 of.watchdog.committed(now_s);
                 let session = of.session.get_or_insert_default();
                 session.step = Some(step);
@@ -159,7 +164,7 @@ impl Group {
                 self.context.outbox.progress(progress);
                 if live.first_commit.is_none() {
                     live.first_commit = Some(step);
-                    self.emit(Event::FirstCommit { replica: self.plan.replica, generation, step });
+                    self.emit(Event::FirstCommit { replica: self.plan.replica, generation, step, heal });
                     self.show_live(live, GroupState::Running);
                 }
                 self.rehearse(live, rank);
@@ -184,10 +189,12 @@ impl Group {
                     .session
                     .as_ref()
                     .map_or_else(|| !self.has_never_had_a_session(rank), |session| session.open);
-                watched.then(|| rank.watchdog.verdict(now_s, &self.plan.recovery)).flatten()
+                let verdict = watched.then(|| rank.watchdog.verdict(now_s, &self.plan.recovery)).flatten();
+                verdict.map(|cause| (rank.rank, cause))
             });
-        if let Some(cause) = late.filter(|_| !mutant::is_on("no_watchdog")) {
+        if let Some((rank, cause)) = late.filter(|_| !mutant::is_on("no_watchdog")) {
             if self.is_to_blame(&cause) {
+                self.examine(live, rank).await;
                 return Some(cause);
             }
             live.ranks.iter_mut().for_each(|rank| rank.watchdog.refresh(now_s));
@@ -196,6 +203,7 @@ impl Group {
         if live.first_exit_0.is_some_and(|at| at.elapsed().as_secs_f64() > limit_s)
             && live.ranks.iter().all(|rank| rank.session.is_none())
         {
+            self.examine(live, 0).await;
             return Some(Cause::ProgressLimit { limit_s });
         }
         let up = self.is_up(live);
@@ -216,6 +224,24 @@ impl Group {
         }
         self.show_live(live, self.state(live));
         None
+    }
+
+    /// Finds out where the ranks of a generation hang that is about to be ended, `late` the first of them.
+    async fn examine(&self, live: &Generation, late: u32) {
+        let limit = seconds(self.context.limits.stacks_s);
+        let alive = live.ranks.iter().filter(|rank| rank.exit().is_none());
+        let mut alive: Vec<&Rank> = alive.collect();
+        alive.sort_by_key(|rank| (rank.rank != late, rank.rank));
+        let look = |rank: &&Rank| {
+            let (process, files) = (rank.tracked.process.clone(), rank.files.clone());
+            (rank.rank, process.pid, tokio::spawn(evidence::examine(process, files, limit)))
+        };
+        let looks: Vec<_> = alive.iter().take(EXAMINED).map(look).collect();
+        for (rank, pid, looking) in looks {
+            let Stuck { state, stacks, threads } = looking.await.unwrap_or_default();
+            let (replica, generation) = (self.plan.replica, live.number);
+            self.emit(Event::Hung { replica, rank, generation, pid, state, stacks, threads });
+        }
     }
 
     /// Whether a group that exceeds a limit is ended for it, or another one just was, for which this one may have waited.
@@ -307,6 +333,23 @@ impl Group {
             }
         }
     }
+}
+
+/// What a session says, in the metrics of a commit, of the state that it got from a donor.
+fn take_heal(metrics: &mut BTreeMap<String, f64>) -> Option<Heal> {
+    let mut take = |name: &str| metrics.remove(name).filter(|value| value.is_finite() && *value >= 0.0);
+    let (at_s, took_s) = (take("heal_at_s"), take("heal_took_s"));
+    let (bytes, donor, step) = (take("heal_bytes"), take("heal_donor"), take("heal_step"));
+    // Conversions of floats saturate.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a script may say anything")]
+    let whole = |value: f64| value as u64;
+    Some(Heal {
+        at_ns: whole(at_s? * 1e9),
+        took_s: took_s?,
+        bytes: whole(bytes?),
+        donor: donor.and_then(|donor| u32::try_from(whole(donor)).ok()),
+        step: whole(step?),
+    })
 }
 
 fn early_if_0(exit: Exit, early: Option<(u64, u64)>) -> Option<(u64, u64)> {

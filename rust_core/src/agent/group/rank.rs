@@ -8,6 +8,7 @@ use tokio::time::{Instant, timeout};
 use crate::agent::capture::Capture;
 use crate::agent::context::Context;
 use crate::agent::env;
+use crate::agent::evidence::{self, Files};
 use crate::agent::mutant;
 use crate::agent::pidfd::{Exited, Process};
 use crate::agent::progress::Watchdog;
@@ -64,6 +65,8 @@ pub struct Rank {
     pub rank: u32,
     /// Its process.
     pub tracked: Tracked,
+    /// Where it leaves its last words.
+    pub files: Files,
     /// What its session has said; none before it has connected.
     pub session: Option<Session>,
     /// Watches its commits.
@@ -101,11 +104,31 @@ impl Rank {
     ) -> Option<(u64, Event)> {
         let exited = self.exit().filter(|_| !self.told)?;
         self.told = true;
-        let tail = self.tracked.capture.tail();
-        let tail = tail.iter().map(|line| env::redact(line, &context.run.token)).collect();
-        let (rank, pid) = (self.rank, self.tracked.process.pid);
-        let event =
-            Event::RankExited { replica, rank, generation, pid, exit: exited.exit, collateral, oom, tail };
+        let (tail, mut traceback) = self.tracked.capture.last_words();
+        let failed = !collateral && exited.exit != Exit::Code(0);
+        let written = if failed { self.files.exception() } else { Vec::new() };
+        if !written.is_empty() {
+            traceback = written;
+        }
+        if !failed {
+            traceback.clear();
+        }
+        let redacted = |lines: Vec<String>| {
+            lines.iter().map(|line| env::redact(line, &context.run.token)).collect::<Vec<String>>()
+        };
+        let killed = failed && exited.exit == Exit::Signal(libc::SIGKILL);
+        let event = Event::RankExited {
+            replica,
+            rank: self.rank,
+            generation,
+            pid: self.tracked.process.pid,
+            exit: exited.exit,
+            collateral,
+            oom,
+            tail: redacted(tail),
+            traceback: redacted(traceback),
+            memory: killed.then(|| evidence::memory(exited.peak_bytes)),
+        };
         Some((exited.at_ns, event))
     }
 
@@ -117,6 +140,7 @@ impl Rank {
     /// Ends its capture.
     pub async fn finish(self, context: &Context) {
         context.disown(&self.tracked.spawn_id);
+        self.files.remove();
         self.tracked.capture.finish(FINISH_LIMIT).await;
     }
 }

@@ -73,7 +73,18 @@ impl Rescue {
             if let (Ok(exited), Some(rank)) = (exited, rank) {
                 let (pid, exit) = (process.pid, exited.exit);
                 let (collateral, oom, tail) = (true, false, Vec::new());
-                let event = Event::RankExited { replica, rank, generation, pid, exit, collateral, oom, tail };
+                let event = Event::RankExited {
+                    replica,
+                    rank,
+                    generation,
+                    pid,
+                    exit,
+                    collateral,
+                    oom,
+                    tail,
+                    traceback: Vec::new(),
+                    memory: None,
+                };
                 context.outbox.emit_at(exited.at_ns, event);
             }
             context.disown(&spawn_id);
