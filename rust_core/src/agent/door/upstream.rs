@@ -46,7 +46,7 @@ impl Upstream {
         };
         let uri: Uri = format!("http://{host}").parse().map_err(|_| unusable("not of the form host:port"))?;
         let plain = uri.path() == "/" && uri.query().is_none() && !host.contains(['@', '/']);
-        if !plain || uri.port_u16().is_none() {
+        if !plain || uri.port_u16().is_none() || uri.host().is_none_or(str::is_empty) {
             return Err(unusable("not of the form host:port"));
         }
         if tls.is_none() && !uri.host().is_some_and(is_loopback) {
