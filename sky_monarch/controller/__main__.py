@@ -20,8 +20,8 @@ from sky_monarch.actors.channel_server import ChannelServer
 from sky_monarch.controller.agents import Agents
 from sky_monarch.controller.api import make_app
 from sky_monarch.controller.controller import Controller
-from sky_monarch.controller.journal import Journal
 from sky_monarch.controller.plans import Plans
+from sky_monarch.controller.rebuild import open_journal
 from sky_monarch.controller.settings import Settings, load_settings
 from sky_monarch.errors import ConfigError, SkyMonarchError
 
@@ -70,10 +70,10 @@ def main(argv: list[str]) -> int:
 
 
 async def _serve(settings: Settings, plans: Plans) -> None:
-    journal = Journal(settings.run_dir / "journal.db")
+    journal, lost = open_journal(settings.run_dir / "journal.db")
     channel = ChannelServer(settings.channel, settings.token, settings.run_id)
     agents = Agents(channel, settings.hosts, ranks=plans.limits.ranks_per_replica)
-    controller = Controller(settings, plans, journal, agents)
+    controller = Controller(settings, plans, journal, agents, lost=lost)
     listener = _listen(settings.api)
     server = _Server(
         uvicorn.Config(

@@ -6,18 +6,18 @@ Built from events alone, so that a restarted controller, and a reader of the jou
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sky_monarch.controller.causes import describe_cause
 
 __all__ = ["MAX_RECORDS", "RecoveryBook"]
 
-MAX_RECORDS = 1000
-"""Records kept; the oldest go first."""
+MAX_RECORDS = 500
+"""Records kept; the oldest go first, and are only counted."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Record:
     replica: int
     generation: int
@@ -88,6 +88,8 @@ class RecoveryBook:
         self._records: list[_Record] = []
         self._open: dict[int, _Record] = {}
         self._injected_ns: dict[tuple[int, int], int] = {}
+        self.total = 0
+        """Failures so far, with those whose record is gone."""
 
     def apply(self, event: Mapping[str, Any]) -> None:
         """Take one event of the journal; those that say nothing about a failure are passed over."""
@@ -98,6 +100,28 @@ class RecoveryBook:
     def documents(self) -> list[dict[str, Any]]:
         """The records, oldest first, as ``recoveries`` of RunStatus; times in seconds since the death."""
         return [record.document() for record in self._records]
+
+    def summary(self) -> dict[str, Any]:
+        """All that it remembers, as JSON values."""
+        # A record that is open may be so old that it is kept for nothing but this.
+        records = [*(one for one in self._open.values() if one not in self._records), *self._records]
+        return {
+            "records": [asdict(record) for record in records],
+            "kept": len(self._records),
+            "open": [number for number, one in enumerate(records) if self._open.get(one.replica) is one],
+            "injected": [[*place, at_ns] for place, at_ns in self._injected_ns.items()],
+            "total": self.total,
+        }
+
+    def restore(self, summary: Mapping[str, Any]) -> None:
+        """Take up what :meth:`summary` gave."""
+        records = [_Record(**record) for record in summary["records"]]
+        self._records = records[len(records) - summary["kept"] :]
+        self._open = {records[number].replica: records[number] for number in summary["open"]}
+        self._injected_ns = {
+            (replica, generation): at_ns for replica, generation, at_ns in summary["injected"]
+        }
+        self.total = summary["total"]
 
     def _on_injected(self, event: Mapping[str, Any]) -> None:
         # A rehearsed death is timed from the act itself, not from when somebody saw it.
@@ -187,6 +211,7 @@ class RecoveryBook:
         if exit_ is not None and rank is not None:
             record.cause = describe_cause({"cause": "rank_exited", "rank": rank, "exit": exit_}, oom=oom)
         self._records.append(record)
+        self.total += 1
         del self._records[:-MAX_RECORDS]
         self._open[event["replica"]] = record
         return record
@@ -195,5 +220,6 @@ class RecoveryBook:
         """A generation that was stopped on request is no failure, whatever its ranks exited with."""
         record = self._of_dead(event)
         if record is not None:
-            self._records.remove(record)
+            self._records = [one for one in self._records if one is not record]  # it may be gone already
+            self.total -= 1
             del self._open[event["replica"]]

@@ -32,6 +32,8 @@ class ControllerRun:
     Attributes:
         folder: The run folder.
         process: The controller, once started.
+        env: More variables of it.
+        module: What is started as it.
     """
 
     def __init__(
@@ -40,9 +42,12 @@ class ControllerRun:
         *,
         secrets: dict[str, str] | None = None,
         injections: list[dict[str, Any]] | None = None,
+        env: dict[str, str] | None = None,
         **job: Any,
     ) -> None:
         self.folder = folder
+        self.env = env or {}
+        self.module = "sky_monarch.controller"
         folder.mkdir(parents=True)
         self.process: subprocess.Popen[bytes] | None = None
         fields = {"name": "demo", "replicas": 3, "min_replicas": 2, "run": "python train.py", **job}
@@ -81,11 +86,12 @@ class ControllerRun:
         log = (self.folder / "controller.log").open("ab")
         since = time.monotonic()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "sky_monarch.controller", str(self.folder / "controller.json")],
+            [sys.executable, "-m", self.module, str(self.folder / "controller.json")],
             env={
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)])),
                 "SKY_MONARCH_LIGHTHOUSE_ADDR": "127.0.0.1:41234",
+                **self.env,
             },
             cwd=self.folder,  # python would look for the package in the current folder first
             stdout=log,

@@ -177,9 +177,9 @@ _RUNNING = [
         "At index 1 diff",
     ),
     replaced(
-        "controller/policy.py",
-        "if len(able) < self.limits.min_replicas:\n            self._fail",
-        "if not able:\n            self._fail",
+        "controller/verdict.py",
+        "if tally.able < self.limits.min_replicas:\n            self._fail",
+        "if not tally.able:\n            self._fail",
         f"{CONTROLLER}test_a_spent_budget_fails_the_run_with_the_root_cause",
         "what the agent waits for",
     ),
