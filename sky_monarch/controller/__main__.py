@@ -11,7 +11,7 @@ import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
 
 import structlog
 import uvicorn
@@ -28,6 +28,17 @@ from sky_monarch.errors import ConfigError, SkyMonarchError
 _log = structlog.get_logger()
 
 _DRAIN_S = 2
+
+
+class _Log:
+    """Standard error, which may be a file on a full disk: what cannot be said is not worth a controller."""
+
+    def write(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            os.write(2, text.encode(errors="replace"))
+
+    def flush(self) -> None:
+        pass
 
 
 class _Server(uvicorn.Server):
@@ -51,7 +62,7 @@ def main(argv: list[str]) -> int:
             structlog.processors.format_exc_info,
             structlog.processors.JSONRenderer(),
         ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _Log())),
     )
     if len(argv) != 2:
         _log.error("usage", expected="python -m sky_monarch.controller CONFIG.json")

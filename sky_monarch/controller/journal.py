@@ -57,6 +57,8 @@ class Journal:
         path: The file; made where there is none.
         keep_events: Events that stay when a summary is stored.
         keep_bytes: Text of events that stays then.
+        alone: Nobody else can read the file while it is open. Then none is needed beside it that other
+            processes share: a full disk may have no room for that one.
 
     Raises:
         ConfigError: A newer sky-monarch wrote it.
@@ -64,9 +66,15 @@ class Journal:
     """
 
     def __init__(
-        self, path: Path | None, *, keep_events: int = KEEP_EVENTS, keep_bytes: int = KEEP_BYTES
+        self,
+        path: Path | None,
+        *,
+        keep_events: int = KEEP_EVENTS,
+        keep_bytes: int = KEEP_BYTES,
+        alone: bool = False,
     ) -> None:
         self.path = path
+        self._alone = alone
         self._keep_events = keep_events
         self._keep_bytes = keep_bytes
         self._since_checkpoint = 0
@@ -85,6 +93,8 @@ class Journal:
             # A checkpoint waits for the disk. Deaths are not to wait for it: it is made on its own thread, and
             # here only where that one does not keep up.
             self._db.execute(f"PRAGMA wal_autocheckpoint = {_LARGEST_LOG_PAGES}")
+            if alone:
+                self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
             prepare(self._db, str(path))
             query = "SELECT coalesce(max(id), 0), coalesce(sum(length(event)), 0) FROM events"
             newest, length = self._db.execute(query).fetchone()
@@ -202,7 +212,11 @@ class Journal:
     def _checkpoint(self) -> None:
         """Move what is committed from the log into the database, in the background and one at a time."""
         path = self.path
-        if path is None or (self._checkpointing is not None and self._checkpointing.is_alive()):
+        if (
+            path is None
+            or self._alone
+            or (self._checkpointing is not None and self._checkpointing.is_alive())
+        ):
             return
         self._since_checkpoint = 0
 

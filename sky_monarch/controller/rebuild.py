@@ -47,9 +47,10 @@ def open_journal(path: Path, *, patience_s: float = _OPEN_S) -> tuple[Journal, s
     deadline = time.monotonic() + patience_s
     kept = damaged_name(path)
     lost = f"it was damaged and is kept as {kept.name}" if kept.exists() and not path.exists() else None
+    alone = False
     while True:
         try:
-            return Journal(path), lost
+            return Journal(path, alone=alone), lost
         except (sqlite3.Error, OSError) as error:
             if damaged(error):
                 lost = f"it is damaged ({error}) and kept as {set_aside(path)}"
@@ -58,6 +59,7 @@ def open_journal(path: Path, *, patience_s: float = _OPEN_S) -> tuple[Journal, s
                     None
                 ), f"it cannot be opened ({error}); until the run ends there is one in memory"
             else:
+                alone = not alone
                 time.sleep(_PAUSE_S)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -91,7 +90,6 @@ def test_without_its_journal_a_run_goes_on_with_what_the_agents_know(
         agent.connect()
         agent.pump(0.3)
         assert agent.commands == [], "what lives is adopted: nothing is started or stopped"
-        status = eventually(lambda: (s := run.status())["groups"][1]["state"] == "STARTING" or s)
         status = run.status()
         assert [group["generation"] for group in status["groups"]] == [1, 2, 1, 1]
         assert [group["state"] for group in status["groups"]][2:] == ["GIVEN_UP", "DONE"]
@@ -126,6 +124,7 @@ def test_a_run_that_ended_stays_ended_without_its_journal(tmp_path: Path) -> Non
             agent.finish(replica)
         agent.told("shutdown")
         final = run.final
+        agent.commands.clear()
         run.kill()
         agent.close()
         remove(run.folder / "journal.db")
@@ -133,13 +132,14 @@ def test_a_run_that_ended_stays_ended_without_its_journal(tmp_path: Path) -> Non
         agent.groups.clear()
         agent.connect()
         agent.told("shutdown")
-        assert [command["type"] for command in agent.commands] == []
+        assert agent.commands == [], "nothing was started"
         assert run.status()["state"] == "SUCCEEDED"
         assert run.final == final
         agent.close()
 
 
-def test_a_run_on_a_full_disk_goes_on_to_its_end_and_loses_no_event(tmp_path: Path) -> None:
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_run_on_a_full_disk_goes_on_to_its_end_and_loses_no_event(tmp_path: Path, killed: bool) -> None:
     folder = tmp_path / "run"
     with controller(tmp_path, env=disk_environment(folder, tmp_path)) as run:
         agent = ScriptedAgent(run).connect()
@@ -154,11 +154,11 @@ def test_a_run_on_a_full_disk_goes_on_to_its_end_and_loses_no_event(tmp_path: Pa
         agent.pump(0.3)
         stored = agent.acked
         assert stored < acked + 100, "what is not stored is not acked"
-        run.kill()  # and so it is not lost, either
-        agent.close()
-        run.start()
-        agent.connect()
-        eventually(lambda: notes(run, "journal_behind"))
+        if killed:  # so what is not stored is not lost
+            run.kill()
+            agent.close()
+            run.start()
+            agent.connect()
         for replica in range(3):
             agent.finish(replica)
         agent.told("shutdown")
@@ -167,7 +167,8 @@ def test_a_run_on_a_full_disk_goes_on_to_its_end_and_loses_no_event(tmp_path: Pa
         agent.all_acked()
         texts = [event["message"].split()[0] for event in notes(run, "notice") if text in event["message"]]
         assert texts == [str(number) for number in range(100)]
+        assert not notes(run, "journal_lost")
+        run.close()
         with closing(sqlite3.connect(run.folder / "journal.db")) as db:
             assert db.execute("SELECT count(*) FROM events WHERE kind = 'notice'").fetchone() == (100,)
-        assert re.search("held in memory", run.log())
         agent.close()
