@@ -48,6 +48,9 @@ from sky_monarch.controller.verdict import Verdict
 __all__ = ["Decision", "step"]
 
 
+_AGE = {GroupPhase.RESTARTING: 1, GroupPhase.STARTING: 2, GroupPhase.RUNNING: 3}
+
+
 class Decision(NamedTuple):
     """What follows from an event."""
 
@@ -108,6 +111,7 @@ class _Turn(Verdict):
             event = replace(event, generation=group.generation)  # its agent never had it
         if event.generation < group.generation:
             return  # fenced: an older generation has nothing to say any more
+        before = group
         live = group.live if event.generation == group.generation else frozenset()
         group = self._group(group.replica, generation=event.generation, live=live)
         changes: dict[str, Any] = {}
@@ -128,7 +132,8 @@ class _Turn(Verdict):
                 changes = {"live": frozenset(), "reason": event.reason}
             case RestartScheduled():
                 oldest = event.mono_ns - round(self.limits.window_s * 1e9)
-                spent = (*(at for at in group.restarts_ns if at > oldest), event.mono_ns)
+                others = (at for at in group.restarts_ns if at > oldest and at != event.mono_ns)
+                spent = (*others, event.mono_ns)  # heard twice, it was one
                 changes = {"phase": GroupPhase.RESTARTING, "restarts_ns": spent}
             case GroupGivenUp():
                 if not group.phase.final:
@@ -139,6 +144,9 @@ class _Turn(Verdict):
             case GroupStopped():
                 changes = {"live": frozenset(), "phase": GroupPhase.STOPPED}
         phase = changes.get("phase")
+        same = event.generation == before.generation
+        if same and phase is not None and _AGE.get(phase, 9) < _AGE.get(group.phase, 0):
+            changes.pop("phase")  # told out of order: a generation does not grow younger
         if group.phase.final or (group.phase is GroupPhase.STOPPING and phase and not phase.final):
             # What is given up, done or told to stop stays so; _give_up has set its own already.
             changes.pop("phase", None)
@@ -218,11 +226,11 @@ class _Turn(Verdict):
     def _reconcile(self, group: Group, seen: Snapshot | None, *, restarted: bool, mono_ns: int) -> None:
         """Bring what an agent has and what it should have together."""
         if seen is not None:
-            newer = seen.generation > group.generation
             if seen.generation < group.generation:
                 self._stop_group(group, f"generation {seen.generation} is older than {group.generation}")
                 return
-            phase = seen.state if newer and not group.phase.final else group.phase
+            bound = group.phase.final or group.phase is GroupPhase.STOPPING
+            phase = group.phase if bound else seen.state
             if phase.final and not group.phase.final:
                 phase = group.phase  # its own event says so with a reason, and comes next
             group = self._group(group.replica, generation=seen.generation, live=seen.live, phase=phase)
