@@ -14,6 +14,8 @@ from tests.support.runs import FREE_RANK, Workbench, generation_of, pid_of
 from tests.support.waiting import eventually
 
 REPLICAS = 2
+# Before and after each of three kinds of acts: a stride of seven meets all of them. 1 tries every one.
+STRIDE = int(os.environ.get("SKY_MONARCH_TEST_STRIDE", "7"))
 
 
 class ObedientAgent(ScriptedAgent):
@@ -66,7 +68,7 @@ def lives_through(run: ControllerRun, agent: ObedientAgent) -> bool:
 def test_a_controller_that_is_killed_at_any_command_or_ack_is_followed_by_one_that_adopts(
     tmp_path: Path,
 ) -> None:
-    """Each boundary in turn, in a run of its own: I1, I2 and I8 hold over the death."""
+    """Every seventh boundary, in a run of its own (``STRIDE`` says which): I1 and I2 hold over the death."""
     nth, reached_end = 0, False
     while not reached_end:
         folder = tmp_path / str(nth)
@@ -91,10 +93,7 @@ def test_a_controller_that_is_killed_at_any_command_or_ack_is_followed_by_one_th
         finally:
             run.close()
         nth += STRIDE
-    assert nth > 10
-
-
-STRIDE = 3
+    assert nth > 2 * STRIDE
 
 
 def test_a_controller_a_lighthouse_and_a_rank_killed_together_cost_one_group_one_restart(

@@ -47,12 +47,7 @@ def break_a_row(journal: Path) -> None:
         db.commit()
 
 
-def drop_the_table(journal: Path) -> None:
-    with closing(sqlite3.connect(journal)) as db:
-        db.execute("DROP TABLE events")
-
-
-DAMAGES: list[Callable[[Path], None]] = [remove, fill_with_noise, cut_short, break_a_row, drop_the_table]
+DAMAGES: list[Callable[[Path], None]] = [remove, fill_with_noise, cut_short, break_a_row]
 
 
 def log_of(run: ControllerRun, replica: int, generation: int) -> None:

@@ -43,6 +43,7 @@ class ControllerRun:
         secrets: dict[str, str] | None = None,
         injections: list[dict[str, Any]] | None = None,
         env: dict[str, str] | None = None,
+        hosts: dict[str, list[int]] | None = None,
         **job: Any,
     ) -> None:
         self.folder = folder
@@ -75,7 +76,10 @@ class ControllerRun:
                 "lighthouse_kind": "sky-monarch",
                 "lighthouse_control": f"unix:{sockets['lighthouse']}",
                 "injections": injections or [],
-                "hosts": [{"name": "local", "groups": list(range(spec.replicas))}],
+                "hosts": [
+                    {"name": name, "groups": groups}
+                    for name, groups in (hosts or {"local": list(range(spec.replicas))}).items()
+                ],
             },
         }
         for name, content in files.items():

@@ -125,7 +125,7 @@ KEPT = [
         '        lost = f"it cannot be read ({type(error).__name__}: {error}) and is kept as {journal.set_aside()}"\n',
         "        raise\n",
         f"{_LOST}test_without_its_journal_a_run_goes_on_with_what_the_agents_know[break_a_row]",
-        "ConnectError",
+        "Error: [Errno 1",
     ),
     replaced(
         "controller/rebuild.py",
@@ -158,7 +158,7 @@ KEPT = [
         "I2",
     ),
     left_out(
-        "forget_service",
+        "drop_restart",
         f"{_ADOPTION}test_a_controller_a_lighthouse_and_a_rank_killed_together_cost_one_group_one_restart",
         "not within",
     ),
