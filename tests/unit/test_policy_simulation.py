@@ -13,9 +13,7 @@ from tests.support.simulation import Simulation
 @pytest.mark.parametrize("seed", range(24))
 def test_a_run_of_many_failures_keeps_its_invariants_and_ends(seed: int) -> None:
     budget = 2 if seed % 4 < 2 else 60
-    world = Simulation(
-        12, hosts=4, seed=seed, setup=seed % 3 == 0, steady=seed % 2 == 0, max_restarts=budget
-    )
+    world = Simulation(12, hosts=4, seed=seed, setup=seed % 3 == 0, steady=seed % 2 == 0, max_restarts=budget)
     world.run(10)
     world.fail_every_second(120)
     world.run(180)
