@@ -9,7 +9,7 @@ import importlib
 import itertools
 import sys
 
-BENCHES = ("checkpoint", "cli_start", "death_event", "lighthouse", "recovery")
+BENCHES = ("checkpoint", "cli_start", "controller", "death_event", "lighthouse", "policy", "recovery")
 
 
 def main() -> int:

@@ -24,6 +24,7 @@ __all__ = [
     "print_json",
     "print_line",
     "say",
+    "say_resumed",
     "seconds",
     "use_json",
     "write_bytes",
@@ -83,6 +84,14 @@ def is_terminal() -> bool:
 def say(message: str) -> None:
     """One notice, on stderr."""
     print(message, file=sys.stderr, flush=True)  # noqa: T201
+
+
+def say_resumed(run_id: str) -> None:
+    """What became of a run that was lost."""
+    say(
+        f"{run_id} was lost: its agent was killed, and its ranks with it. It is taken up again, with its budgets; "
+        "its ranks start again, from its last checkpoint where it saves some"
+    )
 
 
 def print_line(text: str) -> None:

@@ -97,9 +97,10 @@ def recovery_lines(status: RunStatus) -> list[str]:
         )
         for record in status.recoveries
     ]
-    count = len(rows)
+    count = max(len(rows), status.recoveries_total or 0)
+    shown = f", the newest {len(rows)} of them" if count > len(rows) else ""
     return [
-        f"recovery report: {count} failure{'s' if count != 1 else ''}; times from the death",
+        f"recovery report: {count} failure{'s' if count != 1 else ''}{shown}; times from the death",
         *columns(header, rows),
         *(text for record in status.recoveries[-_SHOWN:] if (text := _evidence(record))),
     ]

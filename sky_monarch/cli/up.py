@@ -65,6 +65,8 @@ def up(
         plan = _up.plan_job(checked.job, name=name, inject=inject or ())
         return _show_plan(plan.files["job.json"], plan.files["controller.json"]["injections"], json=json)
     with sdk.up(checked.job, name=name, inject=inject or ()) as run:
+        if run.resumed:
+            _output.say_resumed(run.run_id)
         if detach:
             if json:
                 return _output.print_json(run.status().to_json(), indent=None)

@@ -11,7 +11,7 @@ import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
 
 import structlog
 import uvicorn
@@ -20,14 +20,25 @@ from sky_monarch.actors.channel_server import ChannelServer
 from sky_monarch.controller.agents import Agents
 from sky_monarch.controller.api import make_app
 from sky_monarch.controller.controller import Controller
-from sky_monarch.controller.journal import Journal
 from sky_monarch.controller.plans import Plans
+from sky_monarch.controller.rebuild import open_journal
 from sky_monarch.controller.settings import Settings, load_settings
 from sky_monarch.errors import ConfigError, SkyMonarchError
 
 _log = structlog.get_logger()
 
 _DRAIN_S = 2
+
+
+class _Log:
+    """Standard error, which may be a file on a full disk: what cannot be said is not worth a controller."""
+
+    def write(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            os.write(2, text.encode(errors="replace"))
+
+    def flush(self) -> None:
+        pass
 
 
 class _Server(uvicorn.Server):
@@ -51,7 +62,7 @@ def main(argv: list[str]) -> int:
             structlog.processors.format_exc_info,
             structlog.processors.JSONRenderer(),
         ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _Log())),
     )
     if len(argv) != 2:
         _log.error("usage", expected="python -m sky_monarch.controller CONFIG.json")
@@ -70,10 +81,10 @@ def main(argv: list[str]) -> int:
 
 
 async def _serve(settings: Settings, plans: Plans) -> None:
-    journal = Journal(settings.run_dir / "journal.db")
+    journal, lost = open_journal(settings.run_dir / "journal.db")
     channel = ChannelServer(settings.channel, settings.token, settings.run_id)
     agents = Agents(channel, settings.hosts, ranks=plans.limits.ranks_per_replica)
-    controller = Controller(settings, plans, journal, agents)
+    controller = Controller(settings, plans, journal, agents, lost=lost)
     listener = _listen(settings.api)
     server = _Server(
         uvicorn.Config(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 __all__ = ["CheckpointNews"]
@@ -22,6 +22,7 @@ _NUMBER = {
     "checkpoint_failed": "checkpoint_failures",
     "checkpoint_saved": "checkpoint_step",
 }
+_Place = tuple[str, int, int]
 
 
 class CheckpointNews:
@@ -33,7 +34,8 @@ class CheckpointNews:
 
     def __init__(self, to: str | None) -> None:
         self._to = to
-        self._known: dict[tuple[str, int, int, int], int] = {}
+        # Of the newest generation that said something: it does not grow with restarts.
+        self._known: dict[_Place, tuple[int, int]] = {}
 
     def take(self, report: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[dict[str, Any]]]:
         """Take the news out of a checked progress report; returns what is left, and rows for the journal."""
@@ -53,18 +55,26 @@ class CheckpointNews:
             if number not in news:
                 continue
             row = {"event": event, **whose, "number": news[number], "to": self._to, **_fields(event, news)}
-            if self._known.get(_place(row)) != row["number"]:
+            if self._known.get(_place(row)) != (row["generation"], row["number"]):
                 rows.append(row)
         return {**report, "metrics": left}, rows
 
     def apply(self, row: Mapping[str, Any]) -> None:
         """Remember a row of the journal."""
         if row["event"] in _NUMBER:
-            self._known[_place(row)] = row["number"]
+            self._known[_place(row)] = (row["generation"], row["number"])
+
+    def summary(self) -> list[list[Any]]:
+        """All that it remembers, as JSON values."""
+        return [[*place, *told] for place, told in self._known.items()]
+
+    def restore(self, summary: Iterable[Sequence[Any]]) -> None:
+        """Take up what :meth:`summary` gave."""
+        self._known = {(row[0], row[1], row[2]): (row[3], row[4]) for row in summary}
 
 
-def _place(row: Mapping[str, Any]) -> tuple[str, int, int, int]:
-    return row["event"], row["replica"], row["rank"], row["generation"]
+def _place(row: Mapping[str, Any]) -> _Place:
+    return row["event"], row["replica"], row["rank"]
 
 
 def _fields(event: str, news: Mapping[str, int]) -> dict[str, Any]:

@@ -19,12 +19,12 @@ import structlog
 
 from sky_monarch.controller import model
 from sky_monarch.controller.agents import Agents, Incoming
-from sky_monarch.controller.checkpoints import CheckpointNews
 from sky_monarch.controller.journal import Journal
 from sky_monarch.controller.logs import LogReader, Process
+from sky_monarch.controller.memory import Memory
 from sky_monarch.controller.plans import Plans
-from sky_monarch.controller.policy import step
-from sky_monarch.controller.reports import policy_event
+from sky_monarch.controller.rebuild import lost_row, recall
+from sky_monarch.controller.reserve import Reserve
 from sky_monarch.controller.settings import Settings
 from sky_monarch.controller.status import StatusBook
 
@@ -33,11 +33,12 @@ __all__ = ["Controller"]
 _log = structlog.get_logger()
 
 _DRAIN_ITEMS = 512
-_REPLAY_PAGE = 2000
 _FOLLOWERS_S = 5.0
 _AFTER_SHUTDOWN_S = 10.0
 _WAIT_FOR_AGENTS_S = 30.0
 _AGENTS_END_S = 300.0
+_WRITE_AGAIN = "journal"  # beside the policy's timers
+_WRITE_AGAIN_S = 1.0
 _ACTS = {
     model.Setup: "setup",
     model.StartGroup: "start_group",
@@ -55,26 +56,27 @@ class Controller:
         plans: Builds what agents are given.
         journal: Of this run; may hold the history of an earlier process.
         agents: The accepting side of the channel.
+        lost: What became of the journal before this one; None where nothing is known to be lost.
     """
 
-    def __init__(self, settings: Settings, plans: Plans, journal: Journal, agents: Agents) -> None:
+    def __init__(
+        self, settings: Settings, plans: Plans, journal: Journal, agents: Agents, *, lost: str | None = None
+    ) -> None:
         self._settings = settings
         self._plans = plans
         self._journal = journal
         self._agents = agents
         self._limits = plans.limits
-        self._state = model.initial_state(dict(settings.hosts), setup=plans.has_setup)
-        self._book = StatusBook(
-            self._limits.replicas, self._limits.ranks_per_replica, has_setup=plans.has_setup
-        )
-        self._checkpoints = CheckpointNews(plans.checkpoint_target)
+        self._lost = lost
+        self._memory = self._nothing()
         self._seqs: dict[int, int] = {}
+        self._withheld: dict[str, int] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._pending_timers: dict[str, float] = {}
         self._outbox: list[tuple[str, Callable[[], Mapping[str, Any]]]] = []
         self._news = asyncio.Event()
+        self._final = settings.run_dir / "final.json"
+        self._reserve = Reserve(settings.run_dir, groups=self._limits.replicas)
         self._ended = False
-        self._shutdowns: set[str] = set()
         self._end_task: asyncio.Task[None] | None = None
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.finished = asyncio.Event()
@@ -84,10 +86,11 @@ class Controller:
 
     def start(self) -> None:
         """Rebuild the state from the journal, then listen to the agents."""
+        (self._reserve.give if self._final.exists() else self._reserve.take)()
         self._replay()
         self._record({"event": "controller_started", "pid": os.getpid(), "run_id": self._settings.run_id})
-        for name in set(self._pending_timers) - set(self._timers):
-            self._arm(name, self._pending_timers[name])  # a full window: nobody was here to serve it
+        for name in set(self._memory.timers) - set(self._timers):
+            self._arm(name, self._memory.timers[name])  # a full window: nobody was here to serve it
         asyncio.get_running_loop().add_reader(self._agents.fileno(), self._guarded(self._readable))
 
     def close(self) -> None:
@@ -102,20 +105,26 @@ class Controller:
         self._journal.close()
 
     def _replay(self) -> None:
-        after = 0
-        while page := self._journal.read(after, _REPLAY_PAGE):
-            for row in page:
-                self._book.apply(row)
-                self._checkpoints.apply(row)
-                event = policy_event(row)
-                if event is not None:
-                    self._state, actions = step(self._state, event, self._limits)
-                    if isinstance(event, model.TimerFired):
-                        self._pending_timers.pop(event.name, None)
-                    self._remember_timers(actions)
-            after = page[-1]["id"]
-        if after:
-            _log.info("state rebuilt", events=after, state=str(self._state.phase))
+        """Know again what was known before."""
+        self._journal, self._memory, self._lost = recall(self._journal, self._nothing, self._lost)
+        if self._journal.last_id == 0:
+            row = lost_row(self._settings.run_dir, self._lost, replicas=self._limits.replicas)
+            if row is not None:
+                _log.error("the journal was lost", reason=row["reason"], generations=row["generations"])
+                self._record(row)
+
+    def _nothing(self) -> Memory:
+        plans = self._plans
+        target, hosts = plans.checkpoint_target, self._settings.hosts
+        return Memory(plans.limits, hosts, has_setup=plans.has_setup, checkpoint_target=target)
+
+    @property
+    def _state(self) -> model.State:
+        return self._memory.state
+
+    @property
+    def _book(self) -> StatusBook:
+        return self._memory.book
 
     def _guarded(self, act: Callable[[], None]) -> Callable[[], None]:
         """Crash-only: an error in the loop's own callbacks must end the process, not be logged and passed."""
@@ -139,10 +148,33 @@ class Controller:
         with self._journal.transaction():
             for item in items:
                 self._take(item, received_ns, acks)
-        for host, seq in acks.items():
-            self._agents.send(host, {"type": "ack", "seq": seq})
+        self._ack(acks)
         if self._journal.last_id != before:
             self._after_commit()  # progress and log chunks alone wake nobody
+
+    def _ack(self, acks: Mapping[str, int]) -> None:
+        """Tell agents what is stored; while the disk takes nothing that is nothing: they keep it, too."""
+        if self._journal.behind:
+            self._withheld |= acks
+            if _WRITE_AGAIN not in self._timers:
+                error = self._journal.trouble
+                _log.error("events cannot be written and are held in memory", error=error)
+                self._write_again()
+                self._record({"event": "journal_behind", "error": error})
+            return
+        for host, seq in acks.items():
+            self._agents.send(host, {"type": "ack", "seq": seq})
+
+    def _write_again(self) -> None:
+        """Try once a second; nothing is lost with this process before it succeeds, but the orders of clients."""
+        if not self._journal.retry():
+            act = self._guarded(self._write_again)
+            self._timers[_WRITE_AGAIN] = asyncio.get_running_loop().call_later(_WRITE_AGAIN_S, act)
+            return
+        self._timers.pop(_WRITE_AGAIN, None)
+        self._record({"event": "journal_written"})
+        withheld, self._withheld = self._withheld, {}
+        self._ack(withheld)
 
     def _take(self, item: Incoming, received_ns: int, acks: dict[str, int]) -> None:
         match item.kind:
@@ -150,7 +182,7 @@ class Controller:
                 self._event(item, received_ns)
                 acks[item.host] = max(acks.get(item.host, 0), item.data["seq"])
             case "progress":
-                progress, news = self._checkpoints.take(item.data)
+                progress, news = self._memory.checkpoints.take(item.data)
                 for row in news:
                     self._append(row)
                 self._note_quorum(progress)
@@ -214,6 +246,7 @@ class Controller:
         with self._journal.transaction():
             self._append(row)
         self._after_commit()
+        self._ack({})
 
     def _append(self, row: dict[str, Any]) -> None:
         """Store a row and decide; inside a transaction. Acts wait in the outbox until it is committed."""
@@ -221,13 +254,8 @@ class Controller:
         stored = self._journal.append(row)
         if stored is None:
             return
-        self._book.apply(stored)
-        self._checkpoints.apply(stored)
-        event = policy_event(stored)
-        if event is None:
-            return
         before = self._state
-        self._state, actions = step(before, event, self._limits)
+        actions = self._memory.apply(stored)
         if (before.phase, before.reason) != (self._state.phase, self._state.reason):
             change = {"event": "run_state", "state": str(self._state.phase), "reason": self._state.reason}
             self._append({**change, "previous": str(before.phase)})
@@ -236,7 +264,6 @@ class Controller:
 
     def _plan_act(self, action: model.Action) -> None:
         if isinstance(action, model.SetTimer | model.CancelTimer):
-            self._remember_timers((action,))
             if isinstance(action, model.SetTimer):
                 self._arm(action.name, action.delay_s)
             elif (timer := self._timers.pop(action.name, None)) is not None:
@@ -258,6 +285,8 @@ class Controller:
             command = build()
             sent = self._agents.send(host, command)
             _log.info("told", host=host, command=command["type"], replica=command.get("replica"), sent=sent)
+        if self._journal.summary_due:
+            self._journal.compact(self._memory.summary())
         self._news.set()
         self._news = asyncio.Event()
         if self._state.phase.ended and self._end_task is None:
@@ -265,13 +294,6 @@ class Controller:
             self._end_task.add_done_callback(self._end_done)
 
     # --- timers -------------------------------------------------------------------------------------------
-
-    def _remember_timers(self, actions: tuple[model.Action, ...]) -> None:
-        for action in actions:
-            if isinstance(action, model.SetTimer):
-                self._pending_timers[action.name] = action.delay_s
-            elif isinstance(action, model.CancelTimer):
-                self._pending_timers.pop(action.name, None)
 
     def _arm(self, name: str, delay_s: float) -> None:
         if (timer := self._timers.pop(name, None)) is not None:
@@ -281,7 +303,6 @@ class Controller:
 
     def _fire(self, name: str) -> None:
         self._timers.pop(name, None)
-        self._pending_timers.pop(name, None)
         self._record({"event": "timer_fired", "timer": name})
 
     # --- the end ------------------------------------------------------------------------------------------
@@ -289,13 +310,12 @@ class Controller:
     async def _end(self) -> None:
         """Write the end down for good, let readers finish, then let the agents go."""
         state = self._state
-        final = self._settings.run_dir / "final.json"
-        if not final.exists():
+        if not self._final.exists():
             if not self._book.ended:
                 row = {"event": "run_ended", "state": str(state.phase), "reason": state.reason}
                 with self._journal.transaction(durable=True):
                     self._append({**row, "exit_code": state.exit_code})
-            _write_atomically(final, self.status())
+            self._reserve.write(self._final, self.status())
             _log.info("run ended", state=str(state.phase), reason=state.reason, exit_code=state.exit_code)
         self._ended = True
         self._after_commit()
@@ -398,18 +418,3 @@ def _pid_of(path: Path) -> int | None:
         return int(json.loads(path.read_bytes())["pid"])
     except (OSError, ValueError, KeyError, TypeError):
         return None  # not started yet, or being replaced this moment
-
-
-def _write_atomically(path: Path, document: Mapping[str, Any]) -> None:
-    """Write a file that is there as a whole or not at all, whenever the machine stops."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w") as file:
-        json.dump(document, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -6,7 +6,7 @@ Built from events alone, so that a restarted controller, and a reader of the jou
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sky_monarch.controller import evidence
@@ -14,14 +14,14 @@ from sky_monarch.controller.causes import describe_cause
 
 __all__ = ["MAX_RECORDS", "RecoveryBook"]
 
-MAX_RECORDS = 1000
-"""Records kept; the oldest go first."""
+MAX_RECORDS = 500
+"""Records kept; the oldest go first, and are only counted."""
 
 _TAILS = 20
 """So many records, the newest, keep the last lines of their process: a status is asked for often."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Record:
     replica: int
     generation: int
@@ -109,6 +109,8 @@ class RecoveryBook:
         self._injected_ns: dict[tuple[int, int], int] = {}
         self._hung: dict[int, Mapping[str, Any]] = {}
         self._without_quorum: dict[int, _Record] = {}  # the newest of each replica group
+        self.total = 0
+        """Failures so far, with those whose record is gone."""
 
     def apply(self, event: Mapping[str, Any]) -> None:
         """Take one event of the journal; those that say nothing about a failure are passed over."""
@@ -141,6 +143,37 @@ class RecoveryBook:
         known = self._hung.get(event["replica"])
         if known is None or known["generation"] < event["generation"]:
             self._hung[event["replica"]] = event  # the first is the one that was late
+
+    def summary(self) -> dict[str, Any]:
+        """All that it remembers, as JSON values."""
+        # A record that is waited for may be so old that it is kept for nothing but this.
+        awaited = {id(one): one for one in (*self._open.values(), *self._without_quorum.values())}
+        records = [*(one for one in awaited.values() if one not in self._records), *self._records]
+        return {
+            "records": [asdict(record) for record in records],
+            "kept": len(self._records),
+            "open": [number for number, one in enumerate(records) if self._open.get(one.replica) is one],
+            "without_quorum": [
+                number for number, one in enumerate(records) if self._without_quorum.get(one.replica) is one
+            ],
+            "hung": [dict(event) for event in self._hung.values()],
+            "injected": [[*place, at_ns] for place, at_ns in self._injected_ns.items()],
+            "total": self.total,
+        }
+
+    def restore(self, summary: Mapping[str, Any]) -> None:
+        """Take up what :meth:`summary` gave."""
+        records = [_Record(**record) for record in summary["records"]]
+        self._records = records[len(records) - summary["kept"] :]
+        self._open = {records[number].replica: records[number] for number in summary["open"]}
+        self._without_quorum = {
+            records[number].replica: records[number] for number in summary.get("without_quorum", [])
+        }
+        self._hung = {event["replica"]: event for event in summary.get("hung", [])}
+        self._injected_ns = {
+            (replica, generation): at_ns for replica, generation, at_ns in summary["injected"]
+        }
+        self.total = summary["total"]
 
     def _on_injected(self, event: Mapping[str, Any]) -> None:
         # A rehearsed death is timed from the act itself, not from when somebody saw it.
@@ -238,6 +271,7 @@ class RecoveryBook:
         if exit_ is not None and rank is not None:
             record.cause = describe_cause({"cause": "rank_exited", "rank": rank, "exit": exit_}, oom=oom)
         self._records.append(record)
+        self.total += 1
         del self._records[:-MAX_RECORDS]
         if len(self._records) > _TAILS:
             self._records[-_TAILS - 1].evidence.pop("tail", None)
@@ -248,5 +282,6 @@ class RecoveryBook:
         """A generation that was stopped on request is no failure, whatever its ranks exited with."""
         record = self._of_dead(event)
         if record is not None:
-            self._records.remove(record)
+            self._records = [one for one in self._records if one is not record]  # it may be gone already
+            self.total -= 1
             del self._open[event["replica"]]

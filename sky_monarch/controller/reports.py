@@ -240,9 +240,20 @@ def _connected(row: Mapping[str, Any]) -> model.Event:
                 generation=group["generation"],
                 state=model.GroupPhase[group["state"].upper()],
                 live=frozenset(int(rank) for rank in group["pids"]),
+                restarts=group["restarts"],
             )
             for group in row["groups"]
         ),
+    )
+
+
+def _journal_lost(row: Mapping[str, Any]) -> model.Event:
+    final = row["final"]
+    return model.JournalLost(
+        reason=row["reason"],
+        generations=tuple((int(replica), number) for replica, number in row["generations"].items()),
+        outcome=None if final is None else model.RunPhase(final["state"]),
+        ended=("", 1) if final is None else (final["reason"], final["exit_code"]),
     )
 
 
@@ -271,6 +282,7 @@ def _rank(row: Mapping[str, Any]) -> dict[str, int]:
 
 _POLICY: dict[str, Callable[[Mapping[str, Any]], model.Event]] = {
     "controller_started": lambda _row: model.ControllerStarted(),
+    "journal_lost": _journal_lost,
     "agent_connected": _connected,
     "agent_disconnected": lambda row: model.AgentDisconnected(host=row["host"]),
     "down_requested": lambda row: model.DownRequested(grace_s=row["grace_s"], reason=row["reason"]),

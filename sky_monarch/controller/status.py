@@ -19,6 +19,7 @@ _RATE_WINDOW_S = 15.0
 _RATE_SAMPLES = 64
 _BUSY_SAMPLES, _FEWEST_BUSY = 32, 5
 _SLOW_RATIO = 2.0
+_GENERATIONS = 1000  # whose output can be asked for by number
 
 
 @dataclass(slots=True)
@@ -31,7 +32,8 @@ class _Rank:
 @dataclass(slots=True)
 class _Group:
     ranks: dict[int, _Rank]
-    generations: list[int] = field(default_factory=list)
+    generations: deque[int] = field(default_factory=lambda: deque(maxlen=_GENERATIONS))
+    restarts: int = 0
     failures: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # by rank, since the last commit
     step: int | None = None
     progress: Mapping[str, Any] = field(default_factory=dict)
@@ -41,6 +43,7 @@ class _Group:
 
     def begin(self, generation: int) -> None:
         if not self.generations or generation > self.generations[-1]:
+            self.restarts += bool(self.generations)
             self.generations.append(generation)
             self.samples.clear()
             self.busy_s.clear()
@@ -158,6 +161,41 @@ class StatusBook:
             if "busy_s" in (report.get("metrics") or {}):
                 group.busy_s.append(report["metrics"]["busy_s"])
 
+    def summary(self) -> dict[str, Any]:
+        """What the journal has told, as JSON values; progress is told anew by the agents."""
+        return {
+            "groups": [
+                {
+                    "ranks": {str(rank): [one.pid, one.state, one.exit] for rank, one in group.ranks.items()},
+                    "generations": list(group.generations),
+                    "restarts": group.restarts,
+                    "failures": {str(rank): exit_ for rank, exit_ in group.failures.items()},
+                    "step": group.step,
+                }
+                for group in self._groups
+            ],
+            "setup": self._setup,
+            "times": [self._first_ns, self._ended_ns, self._ended_ms],
+            "target_step": self._target_step,
+            "recoveries": self.recoveries.summary(),
+            "fired": sorted(self.fired),
+        }
+
+    def restore(self, summary: Mapping[str, Any]) -> None:
+        """Take up what :meth:`summary` gave."""
+        for group, known in zip(self._groups, summary["groups"], strict=True):
+            for rank, (pid, state, exit_) in known["ranks"].items():
+                group.ranks[int(rank)] = _Rank(pid=pid, state=state, exit=exit_)
+            group.generations.extend(known["generations"])
+            group.restarts = known["restarts"]
+            group.failures = {int(rank): exit_ for rank, exit_ in known["failures"].items()}
+            group.step = known["step"]
+        self._setup = summary["setup"]
+        self._first_ns, self._ended_ns, self._ended_ms = summary["times"]
+        self._target_step = summary["target_step"]
+        self.recoveries.restore(summary["recoveries"])
+        self.fired = set(summary["fired"])
+
     @property
     def ended(self) -> bool:
         """Whether the end of the run is written down."""
@@ -194,6 +232,7 @@ class StatusBook:
             "quorum": self._quorum(),
             "groups": groups,
             "recoveries": self.recoveries.documents(),
+            "recoveries_total": self.recoveries.total,
             "setup": self._setup,
         }
 
@@ -230,7 +269,7 @@ class StatusBook:
             "replica": number,
             "state": str(policy.phase),
             "generation": policy.generation,
-            "restarts": max(0, len(group.generations) - 1),
+            "restarts": group.restarts,
             "restarts_left": 0 if given_up else max(0, limits.max_restarts - spent),
             "step": group.step,
             "loss": metrics.get("loss"),

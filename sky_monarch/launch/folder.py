@@ -148,6 +148,22 @@ class RunFolder:
         names = [name for names in listed if isinstance(names, list | dict) for name in names]
         return [name for name in names if isinstance(name, str) and name]
 
+    @property
+    def agent_argv(self) -> list[str]:
+        """How its agent is started, with the interpreter of its first start; empty where nothing says so."""
+        services = (_read_json(self.path / "agent.json") or {}).get("services")
+        try:
+            python = services[0]["argv"][0]  # type: ignore[index]
+        except (TypeError, LookupError):
+            return []
+        return [str(python), "-m", "sky_monarch.agent", str(self.path / "agent.json")]
+
+    @property
+    def resumable(self) -> bool:
+        """Whether all is there that its processes need to start again; the journal is not needed."""
+        known = self.token is not None and bool(self.job) and bool(self.agent_argv)
+        return known and (self.path / "controller.json").is_file() and (self.path / "run.json").is_file()
+
     def process(self, who: str) -> Process | None:
         """The running ``agent``, ``controller`` or ``lighthouse``; None where it does not run."""
         written = _read_json(self.path / f"{who}.pid")

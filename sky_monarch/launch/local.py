@@ -9,7 +9,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,18 @@ from sky_monarch.launch.folder import Phase, RunFolder, list_runs, name_lock, wr
 from sky_monarch.launch.plan import LocalPlan
 from sky_monarch.launch.process import Process, carrying, end
 
-__all__ = ["finish", "launch", "reap"]
+__all__ = ["finish", "launch", "reap", "resume"]
 
 _POLL_S = 0.05
 _GRACE_S = 3.0
+
+
+def _require_core() -> None:
+    if importlib.util.find_spec("sky_monarch._core") is None:
+        raise LaunchError(
+            "this installation has no compiled core, so it can launch elsewhere but not on this machine",
+            hint="install the wheel of this platform, or run `pip install .` with a Rust toolchain",
+        )
 
 
 def _make_private(folder: Path) -> None:
@@ -30,9 +38,9 @@ def _make_private(folder: Path) -> None:
     folder.chmod(0o700)
 
 
-def _refuse_taken(name: str, state: Path) -> None:
+def _refuse_taken(name: str, state: Path, *, but: RunFolder | None = None) -> None:
     for folder in reversed(list_runs(state)):
-        if folder.name == name and (holder := folder.holder()):
+        if folder.name == name and folder != but and (holder := folder.holder()):
             raise RunExistsError(
                 f"a run named {name!r} is live: {folder.run_id} ({holder})",
                 hint=f"`sky-monarch attach {name}` to watch it, `sky-monarch down {name}` to end it, "
@@ -86,13 +94,13 @@ def _take(plan: LocalPlan) -> RunFolder:
     return folder
 
 
-def _spawn(plan: LocalPlan) -> subprocess.Popen[bytes]:
-    log = os.open(plan.run_dir / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+def _spawn(folder: RunFolder, argv: Sequence[str]) -> subprocess.Popen[bytes]:
+    log = os.open(folder.path / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         agent = subprocess.Popen(
-            list(plan.agent_argv),
-            cwd=plan.run_dir,
-            env=agent_environment(plan.run_id),
+            list(argv),
+            cwd=folder.path,
+            env=agent_environment(folder.run_id),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -103,7 +111,7 @@ def _spawn(plan: LocalPlan) -> subprocess.Popen[bytes]:
     # Somebody must wait for it, or it stays a zombie for as long as this process lives.
     threading.Thread(target=agent.wait, name="agent-reaper", daemon=True).start()
     if started := Process.of(agent.pid):
-        write_json(plan.run_dir / "agent.pid", {"pid": started.pid, "start_ticks": started.start_ticks})
+        write_json(folder.path / "agent.pid", {"pid": started.pid, "start_ticks": started.start_ticks})
     return agent
 
 
@@ -134,11 +142,7 @@ def launch(plan: LocalPlan, *, ready: Callable[[RunFolder], bool], deadline_s: f
         LaunchError: The processes did not come up; they are ended, the folder is kept for its logs. Or this
             installation cannot run agents: nothing was written.
     """
-    if importlib.util.find_spec("sky_monarch._core") is None:
-        raise LaunchError(
-            "this installation has no compiled core, so it can launch elsewhere but not on this machine",
-            hint="install the wheel of this platform, or run `pip install .` with a Rust toolchain",
-        )
+    _require_core()
     try:
         folder = _take(plan)
     except OSError as error:
@@ -150,7 +154,7 @@ def launch(plan: LocalPlan, *, ready: Callable[[RunFolder], bool], deadline_s: f
         _make_private(plan.socket_dir)
         for name, content in plan.files.items():
             write_json(plan.run_dir / name, content)
-        agent = _spawn(plan)
+        agent = _spawn(folder, plan.agent_argv)
         _await_controller(folder, agent, ready, deadline_s)
     except Exception as error:
         with _deaf():
@@ -172,6 +176,51 @@ def launch(plan: LocalPlan, *, ready: Callable[[RunFolder], bool], deadline_s: f
                 folder.remove()
         raise
     return folder
+
+
+def resume(folder: RunFolder, *, ready: Callable[[RunFolder], bool], deadline_s: float = 60.0) -> bool:
+    """Start the agent of a lost run again: its controller goes on with the journal, its budgets and its id.
+
+    The ranks died with their agent; whatever else is left is ended first, so that nothing lives twice.
+
+    Args:
+        folder: Of the run.
+        ready: Says whether the controller of that run answers.
+        deadline_s: Longest wait for that.
+
+    Returns:
+        False where there is nothing to do: it is live, or it has ended.
+
+    Raises:
+        RunExistsError: Another live run has its name.
+        LaunchError: It cannot be taken up again, or did not come up; what had started was ended.
+    """
+    _require_core()
+    with name_lock(folder.name, folder.path.parent.parent):
+        if folder.phase() is not Phase.LOST:
+            return False
+        if not folder.resumable:
+            raise LaunchError(
+                f"{folder.run_id} cannot be taken up again: not all of its files are left",
+                hint=f"`sky-monarch down {folder.run_id}` ends what remains of it",
+            )
+        _refuse_taken(folder.name, folder.path.parent.parent, but=folder)
+        if left := reap(folder, grace_s=_GRACE_S):
+            pids = ", ".join(str(process.pid) for process in left)
+            raise LaunchError(f"these processes of {folder.run_id} could not be ended: {pids}")
+        if folder.phase() is Phase.ENDED:
+            return False
+        _make_private(folder.api.parent)
+        agent = _spawn(folder, folder.agent_argv)
+    try:
+        _await_controller(folder, agent, ready, deadline_s)
+    except BaseException as error:
+        with _deaf():
+            reap(folder, grace_s=_GRACE_S)
+        if isinstance(error, LaunchError):
+            raise LaunchError(f"{error}\n{folder.tail()}", hint=f"the logs are in {folder.path}") from error
+        raise
+    return True
 
 
 def reap(folder: RunFolder, *, grace_s: float) -> list[Process]:

@@ -81,6 +81,9 @@ def up(
 ) -> Run:
     """Launch a job, and return once its controller answers.
 
+    Where the newest run of that name is of the same job and was lost (its agent and the agent's keeper were
+    killed), that one is taken up again under its id: ``Run.resumed`` says so.
+
     Args:
         job: Path of a job file, or a ``JobSpec``.
         name: Name of the run; by default the job's.
@@ -97,8 +100,7 @@ def up(
         LaunchError: It did not come up; what had started was ended.
         RunFailedError: With ``detach=False``: it ended badly (as do SetupError and SupervisionError).
     """
-    folder = _up.launch_job(job, name=name, env=env, secret=secret, inject=inject, timeout_s=timeout_s)
-    run = Run(folder)
+    run = _up.launch_job(job, name=name, env=env, secret=secret, inject=inject, timeout_s=timeout_s)
     if not detach:
         run.wait().check()
     return run

@@ -115,6 +115,8 @@ def status(folder: RunFolder) -> RunStatus | None:
     elif not folder.path.exists():
         what = "its folder was removed"
     reason = f"{what}; `sky-monarch down {folder.run_id}` ends what remains"
+    if phase is Phase.LOST and folder.resumable:
+        reason += f", `sky-monarch attach {folder.run_id}` takes it up again"
     return RunStatus.from_json({**known, "state": "LOST", "reason": reason, "exit_code": 1})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import sys
 import tempfile
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from sky_monarch.errors import ConfigError
 from sky_monarch.launch import local
 from sky_monarch.launch.environment import caller_value, job_environment, state_dir
-from sky_monarch.launch.folder import RunFolder, new_run_id
+from sky_monarch.launch.folder import Phase, RunFolder, list_runs, new_run_id
 from sky_monarch.launch.plan import LocalPlan, plan_local
 from sky_monarch.sdk.run import Run
 
@@ -23,6 +24,13 @@ __all__ = ["Job", "launch_job", "plan_job"]
 
 #: What ``up`` takes: a path, or a job that is loaded already.
 Job: TypeAlias = "str | Path | JobSpec"
+
+#: What makes two jobs the same one: all of ``job.json``, and of the other files what the job decides.
+_SAME: dict[str, tuple[str, ...]] = {
+    "job.json": (),
+    "private.json": ("envs", "secrets"),
+    "controller.json": ("injections",),
+}
 
 
 def _load(job: Job, env: Mapping[str, str | None], secret: Mapping[str, str | None]) -> JobSpec:
@@ -102,13 +110,16 @@ def plan_job(
     )
 
 
-def launch_job(job: Job, *, timeout_s: float, **options: Any) -> RunFolder:
-    """Plan and launch.
+def launch_job(job: Job, *, timeout_s: float, **options: Any) -> Run:
+    """Plan and launch; or, where a run of this very job was lost, take that one up again.
 
     Args:
         job: What to launch.
         timeout_s: Longest wait for the controller to answer.
         **options: Those of :func:`plan_job`.
+
+    Returns:
+        The run; ``resumed`` says which of the two it is.
 
     Raises:
         ConfigError: The job cannot be used; nothing was started.
@@ -116,5 +127,26 @@ def launch_job(job: Job, *, timeout_s: float, **options: Any) -> RunFolder:
         LaunchError: It did not come up; what had started was ended.
     """
     plan = plan_job(job, **options)
-    with Run(RunFolder(plan.run_dir)) as probe:
-        return local.launch(plan, ready=lambda _: probe.answers(), deadline_s=timeout_s)
+    if (lost := _lost(plan)) is not None and lost.resume(timeout_s=timeout_s):
+        return lost
+    run = Run(RunFolder(plan.run_dir))
+    local.launch(plan, ready=lambda _: run.answers(), deadline_s=timeout_s)
+    return run
+
+
+def _lost(plan: LocalPlan) -> Run | None:
+    """The newest run of that name, where it was lost and is of the same job."""
+    named = [folder for folder in list_runs(plan.state) if folder.name == plan.name]
+    if not named or named[-1].phase() is not Phase.LOST or not named[-1].resumable:
+        return None
+    folder = named[-1]
+    try:
+        files = {name: json.loads((folder.path / name).read_bytes()) for name in _SAME}
+    except (OSError, ValueError):
+        return None
+    same = all(
+        files[name].get(key) == plan.files[name].get(key)
+        for name, keys in _SAME.items()
+        for key in keys or plan.files[name]
+    )
+    return Run(folder) if same else None

@@ -200,7 +200,8 @@ async def up(
     """
     options: dict[str, Any] = {"name": name, "env": env, "secret": secret, "inject": inject}
     work = functools.partial(_up.launch_job, job, timeout_s=timeout_s, **options)
-    return AsyncRun(await asyncio.to_thread(work))
+    with await asyncio.to_thread(work) as run:
+        return AsyncRun(run.folder)
 
 
 async def attach(name_or_id: str) -> AsyncRun:

@@ -36,6 +36,8 @@ class Run(AbstractContextManager["Run"]):
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
         self._client: httpx.Client | None = None
+        self.resumed = False
+        """Whether this handle took it up again after it was lost."""
 
     def __repr__(self) -> str:
         return f"Run({self.run_id!r})"
@@ -90,6 +92,27 @@ class Run(AbstractContextManager["Run"]):
             return self._http().get("/v1/status", timeout=2.0).status_code == 200
         except httpx.TransportError:
             return False
+
+    def resume(self, *, timeout_s: float = 60.0) -> bool:
+        """Take a lost run up again: its agent and the agent's keeper were killed, and its ranks with them.
+
+        It goes on under its id, with its journal and its budgets; each group starts again, which costs it a
+        restart, from the last checkpoint where it saves some. What had ended by then stays so.
+
+        Args:
+            timeout_s: Longest wait for the controller to answer.
+
+        Returns:
+            False where there is nothing to do: it is live, or it has ended.
+
+        Raises:
+            LaunchError: It cannot be taken up again.
+            RunExistsError: Another live run has its name.
+        """
+        if self._folder.phase() is Phase.LOST:
+            self.resumed = local.resume(self._folder, ready=lambda _: self.answers(), deadline_s=timeout_s)
+            return self.resumed
+        return False
 
     def status(self, *, patience_s: float = 20.0) -> RunStatus:
         """What the run is doing now, or how it ended.

@@ -294,7 +294,8 @@ class RunStatus(_Record):
         agent_pid: Pid of the head's agent.
         run_dir: Its folder.
         groups: Its replica groups.
-        recoveries: One record a failure.
+        recoveries: One record a failure; of very many the newest.
+        recoveries_total: Failures so far.
         setup: Its ``setup`` command, where it has one.
     """
 
@@ -319,6 +320,7 @@ class RunStatus(_Record):
     run_dir: str | None = None
     groups: tuple[GroupStatus, ...] = field(default=(), metadata={"of": GroupStatus})
     recoveries: tuple[RecoveryRecord, ...] = field(default=(), metadata={"of": RecoveryRecord})
+    recoveries_total: int | None = None
     setup: SetupStatus | None = field(default=None, metadata={"of": SetupStatus})
 
     @property

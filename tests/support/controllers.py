@@ -32,6 +32,8 @@ class ControllerRun:
     Attributes:
         folder: The run folder.
         process: The controller, once started.
+        env: More variables of it.
+        module: What is started as it.
     """
 
     def __init__(
@@ -40,9 +42,13 @@ class ControllerRun:
         *,
         secrets: dict[str, str] | None = None,
         injections: list[dict[str, Any]] | None = None,
+        env: dict[str, str] | None = None,
+        hosts: dict[str, list[int]] | None = None,
         **job: Any,
     ) -> None:
         self.folder = folder
+        self.env = env or {}
+        self.module = "sky_monarch.controller"
         folder.mkdir(parents=True)
         self.process: subprocess.Popen[bytes] | None = None
         fields = {"name": "demo", "replicas": 3, "min_replicas": 2, "run": "python train.py", **job}
@@ -70,7 +76,10 @@ class ControllerRun:
                 "lighthouse_kind": "sky-monarch",
                 "lighthouse_control": f"unix:{sockets['lighthouse']}",
                 "injections": injections or [],
-                "hosts": [{"name": "local", "groups": list(range(spec.replicas))}],
+                "hosts": [
+                    {"name": name, "groups": groups}
+                    for name, groups in (hosts or {"local": list(range(spec.replicas))}).items()
+                ],
             },
         }
         for name, content in files.items():
@@ -81,11 +90,12 @@ class ControllerRun:
         log = (self.folder / "controller.log").open("ab")
         since = time.monotonic()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "sky_monarch.controller", str(self.folder / "controller.json")],
+            [sys.executable, "-m", self.module, str(self.folder / "controller.json")],
             env={
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)])),
                 "SKY_MONARCH_LIGHTHOUSE_ADDR": "127.0.0.1:41234",
+                **self.env,
             },
             cwd=self.folder,  # python would look for the package in the current folder first
             stdout=log,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.support.mutant import Mutant, left_out, replaced
+from tests.support.mutants_kept import KEPT
 from tests.support.mutants_saved import DEALT, FORKED, SAVED
 from tests.support.mutants_told import TOLD
 
@@ -161,7 +162,7 @@ _RUNNING = [
         "        self._replay()\n",
         "",
         f"{CONTROLLER}test_a_run_that_ended_while_the_controller_was_away_is_not_run_again",
-        "start_group",
+        "'PENDING' == 'SUCCEEDED'",
     ),
     replaced(
         "controller/controller.py",
@@ -178,9 +179,9 @@ _RUNNING = [
         "At index 1 diff",
     ),
     replaced(
-        "controller/policy.py",
-        "if len(able) < self.limits.min_replicas:\n            self._fail",
-        "if not able:\n            self._fail",
+        "controller/verdict.py",
+        "if tally.able < self.limits.min_replicas:\n            self._fail",
+        "if not tally.able:\n            self._fail",
         f"{CONTROLLER}test_a_spent_budget_fails_the_run_with_the_root_cause",
         "what the agent waits for",
     ),
@@ -475,4 +476,4 @@ _RUNNING = [
     ),
 ]
 
-MUTANTS: list[Mutant] = [*_RUNNING, *FORKED, *SAVED, *DEALT, *TOLD]
+MUTANTS: list[Mutant] = [*_RUNNING, *FORKED, *SAVED, *KEPT, *DEALT, *TOLD]

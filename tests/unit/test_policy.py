@@ -8,6 +8,7 @@ import pytest
 
 from sky_monarch.controller import model
 from sky_monarch.controller.model import GroupPhase, RunPhase, SetupPhase, StartGroup, StopGroup
+from sky_monarch.controller.policy import step
 from tests.support.policies import LIMITS, Run, kinds
 
 
@@ -353,3 +354,33 @@ def test_setup_runs_again_where_its_order_was_lost_or_its_agent_died_and_only_th
     run.feed(model.AgentDisconnected(host="local"))
     assert kinds(run.connect(incarnation=8), model.Setup)
     assert run.state.hosts[0].setup is SetupPhase.SENT
+
+
+@pytest.mark.parametrize(("min_replicas", "phase"), [(2, RunPhase.DEGRADED), (3, RunPhase.STOPPING)])
+def test_a_host_that_never_comes_is_named_and_costs_the_run_its_groups_alone(min_replicas, phase):
+    limits = dataclasses.replace(LIMITS, min_replicas=min_replicas)
+    state = model.initial_state({"a": (0,), "b": (1,), "c": (2,)}, setup=False)
+    state, actions = step(state, model.ControllerStarted(), limits)
+    assert [action.name for action in actions] == ["agent:a", "agent:b", "agent:c"], (
+        "each has its time to come"
+    )
+    for host in "ab":
+        event = model.AgentConnected(host=host, incarnation=1, mono_ns=0, groups=())
+        state, actions = step(state, event, limits)
+        assert kinds(list(actions), StartGroup), "who is there does not wait for who is not"
+    state, actions = step(state, model.TimerFired(name="agent:c"), limits)
+    assert state.phase is phase
+    assert "the agent of host c was silent for 30 s" in state.reason
+    if phase is RunPhase.DEGRADED:
+        assert "replica 2" in state.reason
+    else:
+        assert "2 of 3 replica groups can go on, min_replicas is 3" in state.reason
+
+
+def test_a_long_list_of_lost_groups_is_cut_short_in_the_reason():
+    run = Run(dataclasses.replace(LIMITS, replicas=30, min_replicas=1))
+    run.up()
+    for replica in range(20):
+        run.give_up(replica)
+    assert run.state.phase is RunPhase.DEGRADED
+    assert "replica 7, others" in run.state.reason

@@ -1,4 +1,10 @@
-"""Whatever agents do, in any order: the invariants of the policy hold."""
+"""Whatever agents do, in any order: the invariants of the policy hold.
+
+Of the invariants of the design these are the policy's: I1 one live generation a group, I3 the budget, I5 what is
+given up stays so, I6 one outstanding order to provide for a host, I8 nothing alive after the end. I2 (no act without
+its row) is the controller's (`test_adoption.py`), I4 (evict before spawn) the agent's, I7 (one quorum a step) the
+lighthouse's, I9 (no sample twice) the session's.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from sky_monarch.controller import model
 from sky_monarch.controller.model import GroupPhase, RunPhase, StartGroup, StopGroup
+from sky_monarch.controller.policy import step
 from tests.support.policies import LIMITS, Run, kinds
 
 
@@ -28,10 +35,12 @@ class _AnyHistory(RuleBasedStateMachine):
         self.spent = dict.fromkeys(range(3), 0)
         self.given_up: set[int] = set()
         self.clock = 0
+        self.told: list[model.Event] = []
 
     def tell(self, event: model.Event) -> None:
         before = self.run.state
         actions = self.run.feed(event)
+        self.told.append(event)
         self.clock += 1
         state = self.run.state
         if before.phase.ended:
@@ -154,6 +163,17 @@ class _AnyHistory(RuleBasedStateMachine):
             if mine.pop("stopping", False):
                 self.tell(model.GroupStopped(replica=replica, generation=mine["generation"]))
 
+    @precondition(lambda self: self.told)
+    @rule(data=st.data())
+    def an_event_comes_again_and_late(self, data: st.DataObject) -> None:
+        event = data.draw(st.sampled_from(self.told))
+        if hasattr(event, "generation"):
+            before = self.run.state.groups[event.replica]
+            self.tell(event)
+            after = self.run.state.groups[event.replica]
+            assert after.restarts_ns == before.restarts_ns, "I3: heard twice, it was one restart"
+            assert after.generation == before.generation, "I1: generations only grow"
+
     @rule()
     def down(self) -> None:
         self.tell(model.DownRequested(grace_s=1.0, reason="down"))
@@ -161,6 +181,17 @@ class _AnyHistory(RuleBasedStateMachine):
     @rule(name=st.sampled_from(["drain", "leave", "agent:local", "stop"]))
     def a_timer_fires(self, name: str) -> None:
         self.tell(model.TimerFired(name=name))
+
+    @invariant()
+    def i1_what_lives_is_what_the_policy_takes_it_for(self) -> None:
+        if self.connected and not self.run.state.phase.ended:
+            for replica, mine in self.agent.items():
+                assert self.run.state.groups[replica].generation == mine["generation"]
+
+    @invariant()
+    def what_is_at_hand_of_all_groups_is_what_they_come_to(self) -> None:
+        groups = self.run.state.groups
+        assert groups == model.Groups.of(list(groups))
 
     @invariant()
     def i3_restarts_stay_within_the_budget(self) -> None:
@@ -189,4 +220,60 @@ class _AnyHistory(RuleBasedStateMachine):
             assert len(done) >= LIMITS.min_replicas
 
 
+@settings(max_examples=60, stateful_step_count=30, deadline=None)
+class _AnySetup(RuleBasedStateMachine):
+    """Three hosts that are prepared, come, go and die in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        hosts = {"a": (0,), "b": (1,), "c": (2,)}
+        self.state = model.initial_state(hosts, setup=True)
+        self.agents = dict.fromkeys(hosts, 0)
+        self.connected: set[str] = set()
+        self.ordered: dict[str, int] = {}  # what its agent of now was told: only that one can do it
+        self.tell(model.ControllerStarted())
+
+    def tell(self, event: model.Event) -> None:
+        self.state, actions = step(self.state, event, LIMITS)
+        for action in actions:
+            if isinstance(action, model.Setup):
+                assert action.host not in self.ordered, "I6: one outstanding order a host"
+                self.ordered[action.host] = self.agents[action.host]
+            if isinstance(action, StartGroup):
+                prepared = all(host.setup is model.SetupPhase.DONE for host in self.state.hosts)
+                assert prepared, "no group before all hosts are ready"
+
+    @rule(host=st.sampled_from("abc"), heard=st.booleans(), another=st.booleans())
+    def comes(self, host: str, heard: bool, another: bool) -> None:
+        """A connection begins; on the one before, the last order was heard or lost."""
+        if host in self.connected:
+            return
+        sent = self.state.host(host).setup is model.SetupPhase.SENT
+        if another or (sent and not heard):
+            self.ordered.pop(host, None)
+        self.agents[host] += another
+        self.connected.add(host)
+        if sent and heard and not another:
+            self.tell(model.SetupStarted(host=host))
+        event = model.AgentConnected(host=host, incarnation=self.agents[host], mono_ns=0, groups=())
+        self.tell(event)
+
+    @rule(host=st.sampled_from("abc"))
+    def goes(self, host: str) -> None:
+        if host in self.connected:
+            self.connected.remove(host)
+            self.tell(model.AgentDisconnected(host=host))
+
+    @rule(host=st.sampled_from("abc"), failure=st.sampled_from([None, None, None, "it exited with code 3"]))
+    def is_prepared(self, host: str, failure: str | None) -> None:
+        if host in self.connected and self.ordered.get(host) == self.agents[host]:
+            self.tell(model.SetupStarted(host=host))
+            self.tell(model.SetupFinished(host=host, failure=failure))
+
+    @invariant()
+    def what_is_ready_is_counted(self) -> None:
+        assert self.state.unready == sum(host.setup is not model.SetupPhase.DONE for host in self.state.hosts)
+
+
 TestAnyHistory = _AnyHistory.TestCase
+TestAnySetup = _AnySetup.TestCase

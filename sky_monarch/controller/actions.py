@@ -1,0 +1,81 @@
+"""What the policy wants: plain frozen values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = [
+    "Action",
+    "CancelTimer",
+    "Release",
+    "SetTimer",
+    "Setup",
+    "Shutdown",
+    "StartGroup",
+    "StopGroup",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """Prepare a host."""
+
+    host: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartGroup:
+    """Start a group with a lease of ``max_restarts``."""
+
+    host: str
+    replica: int
+    generation: int
+    max_restarts: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopGroup:
+    """End a group in order."""
+
+    host: str
+    replica: int
+    grace_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """Let sessions that are done leave."""
+
+    host: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shutdown:
+    """End an agent and all that it has."""
+
+    host: str
+    grace_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetTimer:
+    """Send :class:`TimerFired` after ``delay_s``; replaces a timer of the same name."""
+
+    name: str
+    delay_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelTimer:
+    """Forget a timer; nothing happens where it is not set."""
+
+    name: str
+
+
+Action = Setup | StartGroup | StopGroup | Release | Shutdown | SetTimer | CancelTimer

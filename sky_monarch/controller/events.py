@@ -1,0 +1,220 @@
+"""What the policy learns: plain frozen values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sky_monarch.controller.phases import GroupPhase, RunPhase
+
+__all__ = [
+    "AgentConnected",
+    "AgentDisconnected",
+    "ControllerStarted",
+    "DownRequested",
+    "Event",
+    "FirstCommit",
+    "GenerationEnded",
+    "GenerationStarted",
+    "GroupDone",
+    "GroupGivenUp",
+    "GroupStopped",
+    "JournalLost",
+    "RankExited",
+    "RankSpawned",
+    "RanksUp",
+    "RestartScheduled",
+    "SetupFinished",
+    "SetupStarted",
+    "Snapshot",
+    "TimerFired",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerStarted:
+    """A controller process begins (again): no agent is connected yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalLost:
+    """Nothing is known of what happened before.
+
+    Attributes:
+        reason: Why.
+        generations: The newest generation that each replica is known to have had.
+        outcome: What the run ended as; None where it goes on.
+        ended: The reason for that end, and its exit code.
+    """
+
+    reason: str
+    generations: tuple[tuple[int, int], ...] = ()
+    outcome: RunPhase | None = None
+    ended: tuple[str, int] = ("", 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """One group as its agent sees it when it connects; ``restarts`` are those inside the window."""
+
+    replica: int
+    generation: int
+    state: GroupPhase
+    live: frozenset[int]
+    restarts: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentConnected:
+    """An agent dialled in; ``groups`` is all that it supervises."""
+
+    host: str
+    incarnation: int
+    mono_ns: int
+    groups: tuple[Snapshot, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentDisconnected:
+    """An agent's connection ended."""
+
+    host: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetupStarted:
+    """A host's preparation began."""
+
+    host: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetupFinished:
+    """A host's preparation ended; ``failure`` is None where it went well."""
+
+    host: str
+    failure: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationStarted:
+    """A generation begins."""
+
+    replica: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSpawned:
+    """A rank process runs."""
+
+    replica: int
+    rank: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankExited:
+    """A rank process ended; ``failure`` is None for code 0 and for ranks that we ended."""
+
+    replica: int
+    rank: int
+    generation: int
+    failure: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksUp:
+    """All ranks of a generation run, and none has a session that could tell of a commit."""
+
+    replica: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstCommit:
+    """A generation committed its first step."""
+
+    replica: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationEnded:
+    """A generation is over, for this reason."""
+
+    replica: int
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartScheduled:
+    """The agent spends a restart of the group's budget on ``generation``."""
+
+    replica: int
+    generation: int
+    mono_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupGivenUp:
+    """The agent spent the budget that was leased to it."""
+
+    replica: int
+    generation: int
+    restarts: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupDone:
+    """The group's work is done."""
+
+    replica: int
+    generation: int
+    step: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupStopped:
+    """The group was stopped on request."""
+
+    replica: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DownRequested:
+    """Somebody wants the run to end."""
+
+    grace_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimerFired:
+    """A timer that the policy set has run out."""
+
+    name: str
+
+
+Event = (
+    ControllerStarted
+    | JournalLost
+    | AgentConnected
+    | AgentDisconnected
+    | SetupStarted
+    | SetupFinished
+    | GenerationStarted
+    | RankSpawned
+    | RankExited
+    | RanksUp
+    | FirstCommit
+    | GenerationEnded
+    | RestartScheduled
+    | GroupGivenUp
+    | GroupDone
+    | GroupStopped
+    | DownRequested
+    | TimerFired
+)

@@ -1,0 +1,157 @@
+"""The replica groups of a run: one of them changes, the others are shared, and what all of them come to is at hand.
+
+A decision costs the same whether a run has ten groups or ten thousand.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, overload
+
+from sky_monarch.controller.phases import GroupPhase
+
+__all__ = ["Group", "Groups", "Tally"]
+
+_CHUNK = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """One replica group.
+
+    Attributes:
+        replica: Its number.
+        host: Host that it lives on.
+        phase: What it is doing.
+        generation: Newest generation known; 0 before the first start.
+        started: A start was ordered.
+        up: All its ranks ran at once, at least one time.
+        live: Ranks alive now.
+        restarts_ns: When the restarts of the current window were scheduled.
+        reason: Why it is where it is; None where nothing went wrong.
+        step: Step it was done at; None where no session said one.
+        failed_after: What went wrong after it was done.
+        host_lost: Its host counts as lost: nobody waits for it.
+    """
+
+    replica: int
+    host: str
+    phase: GroupPhase = GroupPhase.PENDING
+    generation: int = 0
+    started: bool = False
+    up: bool = False
+    live: frozenset[int] = frozenset()
+    restarts_ns: tuple[int, ...] = ()
+    reason: str | None = None
+    step: int | None = None
+    failed_after: str | None = None
+    host_lost: bool = False
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether no process of it can be left."""
+        return not self.live and (self.phase.final or not self.started)
+
+    @property
+    def able(self) -> bool:
+        """Whether it finished, or still can."""
+        if self.phase is GroupPhase.DONE:
+            return True
+        return not self.host_lost and self.phase not in (GroupPhase.GIVEN_UP, GroupPhase.STOPPED)
+
+
+class Tally(NamedTuple):
+    """How many groups are what. Nobody waits for those of lost hosts."""
+
+    able: int
+    """Finished, or still can."""
+    unfinished: int
+    """Waited for: neither done nor over."""
+    restless: int
+    """Waited for: processes may be left."""
+    running: int
+    """Able, and they commit."""
+    never_up: int
+    """Able, and their ranks have never run all at once."""
+    started: int
+    done: int
+    given_up: int
+    live: int
+    """Have live ranks."""
+
+
+def _marks(group: Group) -> Tally:
+    able, waited, phase = group.able, not group.host_lost, group.phase
+    return Tally(
+        able,
+        waited and not phase.final,
+        waited and not group.at_rest,
+        able and phase is GroupPhase.RUNNING,
+        able and not group.up,
+        group.started,
+        phase is GroupPhase.DONE,
+        phase is GroupPhase.GIVEN_UP,
+        bool(group.live),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Groups(Sequence[Group]):
+    """All groups by replica; never changed in place.
+
+    Attributes:
+        tally: How many of them are what.
+        unable: Replicas that are not able any more, in order; the very same object while they stay the same.
+    """
+
+    _chunks: tuple[tuple[Group, ...], ...]
+    tally: Tally
+    unable: tuple[int, ...]
+
+    @classmethod
+    def of(cls, groups: Iterable[Group]) -> Groups:
+        """Those groups, which stand in the order of their replicas."""
+        all_ = tuple(groups)
+        chunks = tuple(all_[start : start + _CHUNK] for start in range(0, len(all_), _CHUNK))
+        counts = zip(*map(_marks, all_), strict=True) if all_ else [()] * len(Tally._fields)
+        tally = Tally(*(sum(column) for column in counts))
+        return cls(chunks, tally, tuple(group.replica for group in all_ if not group.able))
+
+    def with_one(self, group: Group) -> Groups:
+        """The same with ``group`` in place of the one of that replica."""
+        place, inside = divmod(group.replica, _CHUNK)
+        chunk = self._chunks[place]
+        before = chunk[inside]
+        chunk = (*chunk[:inside], group, *chunk[inside + 1 :])
+        chunks = (*self._chunks[:place], chunk, *self._chunks[place + 1 :])
+        old, new, tally = _marks(before), _marks(group), self.tally
+        if old != new:
+            tally = Tally(*(total - gone + come for total, gone, come in zip(tally, old, new, strict=True)))
+        unable = self.unable
+        if old.able != new.able:
+            at = bisect_left(unable, group.replica)
+            unable = (
+                (*unable[:at], *unable[at + 1 :]) if new.able else (*unable[:at], group.replica, *unable[at:])
+            )
+        return Groups(chunks, tally, unable)
+
+    def __len__(self) -> int:
+        return _CHUNK * (len(self._chunks) - 1) + len(self._chunks[-1]) if self._chunks else 0
+
+    def __iter__(self) -> Iterator[Group]:
+        for chunk in self._chunks:
+            yield from chunk
+
+    @overload
+    def __getitem__(self, index: int) -> Group: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Group]: ...
+    def __getitem__(self, index: int | slice) -> Group | Sequence[Group]:
+        if isinstance(index, slice):
+            return tuple(self)[index]
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        place, inside = divmod(index % len(self), _CHUNK)
+        return self._chunks[place][inside]

@@ -1,0 +1,134 @@
+"""What a controller remembers of its run: all that the events of the journal have led to.
+
+The same rows give the same memory, live or replayed; a summary of it stands for the rows up to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any
+
+from sky_monarch.controller import model
+from sky_monarch.controller.checkpoints import CheckpointNews
+from sky_monarch.controller.policy import step
+from sky_monarch.controller.reports import policy_event
+from sky_monarch.controller.status import StatusBook
+
+__all__ = ["Memory"]
+
+
+class Memory:
+    """The policy's state, what people see of the run, and which timers are set.
+
+    Args:
+        limits: Of the run.
+        hosts: Replicas by host.
+        has_setup: The job has a setup command.
+        checkpoint_target: Where its checkpoints go; None for a job without them.
+    """
+
+    def __init__(
+        self,
+        limits: model.Limits,
+        hosts: Mapping[str, tuple[int, ...]],
+        *,
+        has_setup: bool,
+        checkpoint_target: str | None,
+    ) -> None:
+        self._limits = limits
+        self.state = model.initial_state(dict(hosts), setup=has_setup)
+        self.book = StatusBook(limits.replicas, limits.ranks_per_replica, has_setup=has_setup)
+        self.checkpoints = CheckpointNews(checkpoint_target)
+        self.timers: dict[str, float] = {}
+        """Seconds by name of those that are set: they get a full window where nobody was here to serve them."""
+
+    def apply(self, row: Mapping[str, Any]) -> tuple[model.Action, ...]:
+        """Take one row of the journal; returns what the policy wants."""
+        self.book.apply(row)
+        self.checkpoints.apply(row)
+        event = policy_event(row)
+        if event is None:
+            return ()
+        if isinstance(event, model.TimerFired):
+            self.timers.pop(event.name, None)
+        self.state, actions = step(self.state, event, self._limits)
+        for action in actions:
+            if isinstance(action, model.SetTimer):
+                self.timers[action.name] = action.delay_s
+            elif isinstance(action, model.CancelTimer):
+                self.timers.pop(action.name, None)
+        return actions
+
+    def summary(self) -> dict[str, Any]:
+        """All of it as JSON values."""
+        return {
+            "state": _plain(self.state),
+            "book": self.book.summary(),
+            "checkpoints": self.checkpoints.summary(),
+            "timers": self.timers,
+        }
+
+    def restore(self, summary: Mapping[str, Any]) -> None:
+        """Take up what :meth:`summary` gave, in place of all rows up to it.
+
+        Raises:
+            ValueError: It is none (KeyError and TypeError likewise).
+        """
+        self.state = _state(summary["state"])
+        self.book.restore(summary["book"])
+        self.checkpoints.restore(summary["checkpoints"])
+        self.timers = dict(summary["timers"])
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, model.Groups):
+        return [_plain(one) for one in value]
+    if is_dataclass(value):
+        return {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, frozenset):
+        return sorted(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, tuple) else value
+
+
+def _known(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that this version knows: another one may have added some."""
+    names = {one.name for one in fields(kind)}
+    return {name: value for name, value in values.items() if name in names}
+
+
+def _state(plain: Mapping[str, Any]) -> model.State:
+    groups = [_group(one) for one in plain["groups"]]
+    hosts = [_host(one) for one in plain["hosts"]]
+    outcome = plain["outcome"]
+    known = {
+        **_known(model.State, plain),
+        "phase": model.RunPhase(plain["phase"]),
+        "outcome": None if outcome is None else model.RunPhase(outcome),
+        "groups": model.Groups.of(groups),
+        "hosts": tuple(hosts),
+        "places": {host.name: place for place, host in enumerate(hosts)},
+        "unready": sum(host.setup is not model.SetupPhase.DONE for host in hosts),
+        "notes": tuple(plain["notes"]),
+    }
+    return model.State(**known)
+
+
+def _group(plain: Mapping[str, Any]) -> model.Group:
+    known = {
+        **_known(model.Group, plain),
+        "phase": model.GroupPhase(plain["phase"]),
+        "live": frozenset(plain["live"]),
+        "restarts_ns": tuple(plain["restarts_ns"]),
+    }
+    return model.Group(**known)
+
+
+def _host(plain: Mapping[str, Any]) -> model.Host:
+    known = {**_known(model.Host, plain), "setup": model.SetupPhase(plain["setup"])}
+    return model.Host(**{**known, "replicas": tuple(plain["replicas"])})

@@ -1,0 +1,111 @@
+"""A decision under construction: the state so far, what is wanted, and the words for both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+from sky_monarch.controller.model import (
+    Action,
+    Group,
+    GroupPhase,
+    Host,
+    Limits,
+    RunPhase,
+    SetupPhase,
+    StartGroup,
+    State,
+    StopGroup,
+)
+
+__all__ = ["Turn", "agent_timer", "count_of"]
+
+_MOST_NAMES = 8
+
+
+class Turn:
+    """The state as it is becoming, and the actions so far.
+
+    Args:
+        state: Before the event.
+        limits: Of the run.
+    """
+
+    def __init__(self, state: State, limits: Limits) -> None:
+        self.before = state
+        self.state = state
+        self.limits = limits
+        self.actions: list[Action] = []
+        self.arrived: list[str] = []
+        """Hosts whose agent connects with this event."""
+
+    def _stopping(self, group: Group) -> bool:
+        return self.state.phase is RunPhase.STOPPING or group.phase is GroupPhase.STOPPING
+
+    def _start_group(self, group: Group, *, generation: int, reason: str) -> None:
+        self._group(group.replica, started=True, generation=generation, phase=GroupPhase.STARTING)
+        left = max(0, self.limits.max_restarts - len(group.restarts_ns))
+        self.actions.append(
+            StartGroup(
+                host=group.host,
+                replica=group.replica,
+                generation=generation,
+                max_restarts=left,
+                reason=reason,
+            )
+        )
+
+    def _stop_group(self, group: Group, reason: str) -> None:
+        if not self.state.host(group.host).connected:
+            return  # it is told when it connects
+        grace_s = self.state.grace_s if self.state.phase is RunPhase.STOPPING else self.limits.grace_s
+        stop = StopGroup(host=group.host, replica=group.replica, grace_s=grace_s, reason=reason)
+        self.actions.append(stop)
+
+    def _group(self, replica: int, **changes: Any) -> Group:
+        before = self.state.groups[replica]
+        group = replace(before, **changes)
+        if group != before:
+            self._change(groups=self.state.groups.with_one(group))
+        return group
+
+    def _host(self, name: str, **changes: Any) -> Host:
+        place, before = self.state.places[name], self.state.host(name)
+        host = replace(before, **changes)
+        hosts = (*self.state.hosts[:place], host, *self.state.hosts[place + 1 :])
+        ready = (before.setup is SetupPhase.DONE) - (host.setup is SetupPhase.DONE)
+        self._change(hosts=hosts, unready=self.state.unready + ready)
+        if host.lost != before.lost:
+            for replica in host.replicas:
+                self._group(replica, host_lost=host.lost)
+        return host
+
+    def _change(self, **changes: Any) -> None:
+        self.state = replace(self.state, **changes)
+
+    @staticmethod
+    def _names(replicas: Iterable[int]) -> str:
+        first = list(islice(replicas, _MOST_NAMES + 1))
+        more = [] if len(first) <= _MOST_NAMES else ["others"]
+        return ", ".join([*(f"replica {replica}" for replica in first[:_MOST_NAMES]), *more]) or "nobody"
+
+    def _give_up(self, group: Group, why: str) -> None:
+        cause = f"replica {group.replica} was given up {why}"
+        self._group(group.replica, phase=GroupPhase.GIVEN_UP, reason=cause)
+        self._change(root_cause=self.state.root_cause or cause)
+
+
+def agent_timer(host: str) -> str:
+    """Name of the timer for the silence of a host."""
+    return f"agent:{host}"
+
+
+def count_of(number: int, what: str) -> str:
+    """A number of things in words.
+
+    >>> count_of(1, "restart"), count_of(2, "restart")
+    ('1 restart', '2 restarts')
+    """
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
