@@ -140,7 +140,9 @@ def test_an_agent_is_heard_and_answered(server: ChannelServer, path: Path) -> No
         stamped |= {"tail": ["the last line"]}
         peer.send({**stamped, "invented_later": [1, 2]})
         message = inbox.next()
-        assert (message.connection, message.kind, message.data) == (opened.connection, "message", stamped)
+        # What an older agent does not say is filled in.
+        expected = {**stamped, "traceback": [], "memory": None}
+        assert (message.connection, message.kind, message.data) == (opened.connection, "message", expected)
         peer.send({"type": "log_chunk", "request": 5, "offset": 0, "data": b"\xff\n", "eof": True})
         assert inbox.next().data["data"] == b"\xff\n"
         peer.send(

@@ -201,13 +201,14 @@ def kill_agent_for_good(folder: RunFolder) -> None:
 
 def pid_of(status: dict[str, Any], replica: int, rank: int = 0) -> int:
     """Pid of one rank; 0 where it has none (yet, or any more)."""
-    ranks = status["groups"][replica]["ranks"]
+    groups = status["groups"]  # none while the run is being launched
+    ranks = groups[replica]["ranks"] if replica < len(groups) else []
     return (ranks[rank]["pid"] or 0) if rank < len(ranks) else 0
 
 
 def generation_of(status: dict[str, Any], replica: int) -> int:
     """Generation of one group."""
-    return status["groups"][replica]["generation"]
+    return int(status["groups"][replica]["generation"])
 
 
 @contextmanager
