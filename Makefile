@@ -25,12 +25,12 @@ demo: $(VENV)/.train ## Train four replica groups here, kill one, watch it rejoi
 test: $(VENV)/.train $(VENV)/.dev ## Run every fast test: Rust, unit, integration.
 	cargo test --workspace --quiet
 	cargo build --quiet --package sky-monarch-py --features mutants
-	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --durations 15
+	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --durations 15 -m 'not mutant'
 
 .PHONY: test-mutants
 test-mutants: $(VENV)/.train $(VENV)/.dev ## Leave out one step of recovery at a time: its tests have to fail (slow).
 	cargo test --package sky-monarch-core --features mutants --quiet --test agent -- --skip holds
-	$(BIN)/python -m pytest tests/mutants
+	$(BIN)/python -m pytest tests/mutants tests/integration -m mutant
 
 .PHONY: test-net
 test-net: $(VENV)/.train $(VENV)/.dev ## Cut links between hosts in network namespaces (needs root and iproute2).

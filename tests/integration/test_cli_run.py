@@ -181,7 +181,7 @@ def test_ctrl_c_at_any_moment_of_up_leaves_nothing_that_down_does_not_end(
         time.sleep(delay_s)  # the moment itself is what is tested
         up.send_signal(signal.SIGINT)
         out, _ = up.communicate(timeout=60)
-    # Killed by it, for a shell, is 130 as well: Python ends itself so where Ctrl-C met an `exec` of its own (a dataclass).
+    # Killed by it is 130 for a shell, too: Python ends itself so where Ctrl-C met an `exec` of its own (a dataclass).
     assert up.returncode in (130, -signal.SIGINT), out
     assert "Traceback" not in out
     for run in list_runs(state):

@@ -271,6 +271,7 @@ def test_the_death_of_the_primary_in_a_rendezvous_stalls_nobody(tmp_path: Path) 
         made.close()
 
 
+@pytest.mark.mutant
 def test_without_a_helper_quorums_form_and_that_death_stalls_everyone(tmp_path: Path) -> None:
     made = Bench(tmp_path, "sky-monarch", expect=4)
     try:

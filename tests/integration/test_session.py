@@ -262,6 +262,7 @@ def test_a_death_a_hang_and_a_missing_member_cost_the_mesh_moments(zygote: Zygot
         assert lines["after"]["result"] == "ok", "late news of an older quorum does not touch a newer one"
 
 
+@pytest.mark.mutant
 def test_without_the_cut_a_death_stalls_who_is_not_its_neighbour(zygote: Zygote, tmp_path: Path) -> None:
     """The mutant of the test above: it would be red."""
     logs = [tmp_path / f"{number}.jsonl" for number in range(4)]

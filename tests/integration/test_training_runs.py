@@ -149,6 +149,7 @@ def test_the_same_holds_under_torchfts_own_lighthouse(workbench: Workbench) -> N
     assert recovery["evict_s"] is None, "nobody can tell it of a death"
 
 
+@pytest.mark.mutant
 def test_without_healing_the_groups_do_not_end_equal(workbench: Workbench) -> None:
     """The mutant of the two tests above."""
     with pytest.raises(AssertionError, match="\\{0: \\('400', "):
@@ -187,6 +188,7 @@ def test_a_survivor_is_cut_loose_from_a_peer_that_hangs(workbench: Workbench) ->
     survive_a_hang(workbench, within_s=30)
 
 
+@pytest.mark.mutant
 def test_without_the_push_it_stays_stuck(workbench: Workbench) -> None:
     """The mutant of the test above."""
     with pytest.raises(AssertionError, match="not within"):

@@ -23,6 +23,7 @@ def running(
         yield running
 
 
+@pytest.mark.mutant
 @pytest.mark.timeout(1800)  # the first one waits for all that run before it
 @pytest.mark.parametrize("mutant", REST, ids=str)
 def test_the_defect_turns_its_test_red(running: dict[Mutant, Future[Done]], mutant: Mutant) -> None:
