@@ -21,6 +21,7 @@ __all__ = [
     "adopt_orphans",
     "end_descendants",
     "error_kinds",
+    "issue_identities",
     "raise_kind",
     "run_agent",
     "run_lighthouse",
@@ -306,6 +307,18 @@ def end_descendants(limit_s: float) -> tuple[list[int], list[int]]:
 
     Returns:
         The pids that were killed, and those that are alive all the same.
+    """
+
+def issue_identities(run_id: str, names: list[str], lifetime_s: float) -> str:
+    """Make the authority of one run, and a certificate of it for each name; the authority itself is not kept.
+
+    Args:
+        run_id: Name of the authority.
+        names: What the peers are called: ``lighthouse``, ``agent``.
+        lifetime_s: How long they are valid.
+
+    Returns:
+        JSON, by name: ``{"name", "ca_pem", "cert_pem", "key_pem"}``. Secret.
     """
 
 def settle_forked(agent: int, spawn_id: str, nice: int, limit_s: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import math
 import os
@@ -149,7 +150,7 @@ class Plans:
             "envs": {**self._envs, **self._rank_variables()},
             "devices": devices,
             "device_env": DEVICE_ENV if devices else None,
-            "lighthouse": f"http://{self._settings.lighthouse_address}",
+            "lighthouse": self._lighthouse_url(),
             "lighthouse_control": self._settings.lighthouse_control,
             "recovery": {
                 "max_restarts": min(max_restarts, recovery.max_restarts),
@@ -172,6 +173,14 @@ class Plans:
             "log_segment_bytes": job.logs.segment_mib * _MIB,
             "log_segments": job.logs.segments,
         }
+
+    def _lighthouse_url(self) -> str:
+        """TLS beyond this machine, where ours serves nothing else; TorchFT's knows no TLS."""
+        address = self._settings.lighthouse_address
+        host = address.rpartition(":")[0].strip("[]")
+        is_near = host == "localhost" or ipaddress.ip_address(host).is_loopback
+        is_plain = is_near or self._settings.lighthouse_kind == "torchft"
+        return f"{'http' if is_plain else 'https'}://{address}"
 
     def _rank_variables(self) -> dict[str, str]:
         """What only the controller knows; the agent adds what it knows."""

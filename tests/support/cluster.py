@@ -7,6 +7,7 @@ controller and lighthouse talk over unix sockets, which no cut link concerns; ra
 from __future__ import annotations
 
 import dataclasses
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from sky_monarch import _core
 from sky_monarch.launch import local
 from sky_monarch.launch.environment import agent_environment
 from sky_monarch.launch.folder import RunFolder
@@ -48,6 +50,9 @@ def _agent_files(plan: local.LocalPlan, net: Network) -> dict[str, dict[str, Any
             "address": net.addresses[number],
         }
     files["agent.json"] = {**head, "host": _HEAD, "services": services}
+    # Beyond one machine lighthouse and agents show each other certificates of the run.
+    identities = _core.issue_identities(plan.run_id, ["lighthouse", "agent"], 3600.0)
+    files["private.json"]["identities"] = json.loads(identities)
     placed = [{"name": _HEAD, "groups": []}]
     placed += [{"name": _host(number), "groups": [number]} for number in hosts]
     files["controller.json"] = {**files["controller.json"], "hosts": placed}

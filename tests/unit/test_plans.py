@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -212,3 +213,18 @@ def test_the_sockets_of_the_run_are_enough(tmp_path: Path) -> None:
 def test_an_address_of_the_lighthouse_is_needed(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="SKY_MONARCH_LIGHTHOUSE_ADDR"):
         load_settings(written(tmp_path), {})
+
+
+@pytest.mark.parametrize(
+    ("address", "kind", "url"),
+    [
+        ("127.0.0.1:4", "sky-monarch", "http://127.0.0.1:4"),
+        ("[::1]:4", "sky-monarch", "http://[::1]:4"),
+        ("10.0.0.1:4", "sky-monarch", "https://10.0.0.1:4"),
+        ("[fd00::1]:4", "sky-monarch", "https://[fd00::1]:4"),
+        ("10.0.0.1:4", "torchft", "http://10.0.0.1:4"),
+    ],
+)
+def test_beyond_this_machine_our_lighthouse_is_dialled_with_tls(address: str, kind: str, url: str) -> None:
+    known = dataclasses.replace(settings(), lighthouse_address=address, lighthouse_kind=kind)
+    assert Plans(known, python=PYTHON).group(0, generation=1, max_restarts=9)["lighthouse"] == url

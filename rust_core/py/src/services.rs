@@ -1,8 +1,11 @@
 //! The two services that run as processes of their own: agent and lighthouse.
 
+use std::collections::BTreeMap;
+
 use pyo3::prelude::*;
 use sky_monarch_core::agent::{self, forked, keeper};
 use sky_monarch_core::lighthouse;
+use sky_monarch_core::wire::tls::Authority;
 use tracing_subscriber::EnvFilter;
 
 use crate::convert::duration;
@@ -13,6 +16,25 @@ use crate::error::to_python;
 pub fn run_agent(py: Python<'_>, config_json: &str) -> PyResult<i32> {
     log_to_stderr();
     py.detach(|| agent::run(config_json)).map_err(|error| to_python(py, &error))
+}
+
+/// Makes the authority of one run, and a certificate of it for each name; JSON, identities by name. The authority itself
+/// is gone with this call.
+#[pyfunction]
+pub fn issue_identities(
+    py: Python<'_>,
+    run_id: &str,
+    names: Vec<String>,
+    lifetime_s: f64,
+) -> PyResult<String> {
+    let lifetime = duration(py, "lifetime_s", lifetime_s)?;
+    let issued = Authority::new(run_id, lifetime).and_then(|authority| {
+        let named = names.iter().map(|name| Ok((name.clone(), authority.issue(name)?)));
+        named.collect::<sky_monarch_core::Result<BTreeMap<_, _>>>()
+    });
+    let issued = issued.map_err(|error| to_python(py, &error))?;
+    serde_json::to_string(&issued)
+        .map_err(|cause| pyo3::exceptions::PyRuntimeError::new_err(cause.to_string()))
 }
 
 /// Makes this process the one that the descendants of a dead child are handed to.
