@@ -193,6 +193,9 @@ class Commands(typer.core.TyperGroup):
             _leave_quietly()
         except KeyboardInterrupt:
             say("interrupted")
+            # Where Ctrl-C met an `exec` (dataclasses are made by one), Python has noted to end itself by the signal
+            # whatever is caught; the next `exec` clears that note.
+            exec("")  # noqa: S102
             raise typer.Exit(INTERRUPTED) from None
         except SkyMonarchError as error:
             report(error)

@@ -15,7 +15,7 @@ import pytest
 
 from sky_monarch.launch import process
 from sky_monarch.launch.folder import list_runs
-from tests.support.runs import kill_agent_for_good
+from tests.support.runs import ROOT, kill_agent_for_good
 from tests.support.waiting import PATIENCE
 
 pytest.importorskip("sky_monarch._core", reason="the compiled core is what runs here")
@@ -181,14 +181,37 @@ def test_ctrl_c_at_any_moment_of_up_leaves_nothing_that_down_does_not_end(
         time.sleep(delay_s)  # the moment itself is what is tested
         up.send_signal(signal.SIGINT)
         out, _ = up.communicate(timeout=60)
-    # Killed by it is 130 for a shell, too: Python ends itself so where Ctrl-C met an `exec` of its own (a dataclass).
-    assert up.returncode in (130, -signal.SIGINT), out
+    assert up.returncode == 130, out
     assert "Traceback" not in out
     for run in list_runs(state):
         if process.carrying(run.run_id):
             assert run.run_id in cli("status").stdout
     assert cli("down", "--all").returncode == 0
     assert all(process.carrying(run.run_id) == [] for run in list_runs(state))
+
+
+def test_ctrl_c_that_meets_an_exec_of_pythons_own_is_exit_code_130_too(tmp_path):
+    # As the making of a dataclass is, for one.
+    (tmp_path / "interrupted.py").write_text(
+        "import sys\n"
+        "from sky_monarch.cli import _output, main\n"
+        "def ctrl_c(*_):\n"
+        "    raise KeyboardInterrupt\n"
+        "_output.typer.core.TyperGroup.invoke = lambda *_: exec('ctrl_c()', globals())\n"
+        "sys.argv[1:] = ['status']\n"
+        "main()\n"
+    )
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH"), str(ROOT)]))
+    command = [sys.executable, "-m", "interrupted"]
+    done = subprocess.run(
+        command,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, "interrupted" in done.stderr) == (130, True), done.stderr
 
 
 def test_a_run_whose_agent_and_its_keeper_are_killed_is_lost_and_down_reaps_it(cli, job, state):

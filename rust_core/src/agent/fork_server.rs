@@ -1,7 +1,7 @@
 //! The process that standbys are forked from: it has imported what the job preloads, once for all of this host.
 //!
 //! A standby that imports for itself costs seconds of processor time after each recovery, which the survivors pay; one
-//! that is forked costs a hundredth of that. `sky_monarch/fork_server.py` is the process; this is the agent's end of it.
+//! that is forked costs next to nothing. `sky_monarch/fork_server.py` is the process; this is the agent's end of it.
 
 use std::collections::BTreeMap;
 use std::fs::File;

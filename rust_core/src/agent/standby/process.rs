@@ -26,7 +26,7 @@ use crate::{Error, ErrorKind, Result};
 /// where they are busy, it takes as much from the ranks, only later, and the slot goes without a standby meanwhile: with
 /// 10, four standbys beside four busy ranks on two cores were not ready within a minute.
 pub const NICE: i32 = 1;
-/// One that is forked has a hundredth of that to do, and can afford to wait.
+/// One that is forked has next to nothing to do, and can afford to wait.
 const FORKED_NICE: i32 = 5;
 /// A session's share may be changed ten times a second by all who lack `CAP_SYS_ADMIN` together; then the kernel says
 /// "again".
