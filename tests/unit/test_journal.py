@@ -176,7 +176,8 @@ def test_a_journal_is_bounded_and_readers_are_told_what_they_missed(tmp_path: Pa
             for number in range(50):
                 journal.append(notice(incarnation=3, seq=50 * turn + number + 1, text="x" * 200))
         journal.compact({"turn": turn})
-        sizes.append(path.stat().st_size)
+        with closing(sqlite3.connect(path)) as other:  # what is in the log counts too: a checkpoint comes when it comes
+            sizes.append(other.execute("PRAGMA page_count").fetchone()[0])
         if turn % 3 == 0:  # a follower that is now and then too slow
             page = journal.read(reader_at, 10_000)
             assert page[-1]["id"] == journal.last_id
@@ -189,7 +190,7 @@ def test_a_journal_is_bounded_and_readers_are_told_what_they_missed(tmp_path: Pa
         assert gap == (after["event"] == "events_dropped"), "whoever missed something is told, nobody else"
     assert len(journal.read(0, 10_000)) == 101
     assert journal.read()[0] == {**journal.read()[0], "event": "events_dropped", "through": 1900}
-    assert max(sizes[20:]) <= 2 * sizes[6], "pages of dropped events are used again"
+    assert max(sizes[20:]) <= 1.2 * max(sizes[:8]), "pages of dropped events are used again"
     journal.close()
     again = Journal(path, keep_events=100)
     assert again.summary() == (2000, {"turn": 39})
