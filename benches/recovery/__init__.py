@@ -12,7 +12,9 @@ and number (``n``) over all kills:
                        interval). The window ends with the next kill where that comes earlier
                        (``survivor_stall_window_s``); by default kills are 10 s apart, 4 s where more than 20 are asked
                        for. ``survivor_stall_undisturbed_s`` is the same sum over the two seconds before the kill,
-                       scaled to that window: on a machine that is not quiet it drowns the rest
+                       scaled to that window: on a machine that is not quiet it drowns the rest. In
+                       ``survivor_stall_net_s`` each survivor is charged only with what is more than it loses in the
+                       undisturbed seconds before all kills together
 ``rejoin_s``           kill to the first commit of the killed group
 ``lost_steps``         steps of the worst survivor that failed, or had to be done again
 ``steps_per_s``        undisturbed: the inverse of the median commit interval
@@ -112,6 +114,7 @@ def report(peer: str, outcome: Outcome, load: str) -> None:
     kills = outcome.kills
     emit_distribution(peer, "survivor_gap_s", [kill.gap_s for kill in kills], "s", load=load)
     emit_distribution(peer, "survivor_stall_s", [kill.stall_s for kill in kills], "s", load=load)
+    emit_distribution(peer, "survivor_stall_net_s", [kill.stall_net_s for kill in kills], "s", load=load)
     window_s = statistics.median(kill.stall_window_s for kill in kills)
     emit(peer, "survivor_stall_window_s", window_s, "s", load=load)
     undisturbed_s = statistics.median(kill.undisturbed_stall_s for kill in kills)
@@ -139,7 +142,7 @@ def report_ratios(outcomes: dict[str, Outcome], load: str) -> None:
         if theirs not in outcomes:
             continue
         ours_kills, their_kills = outcomes[_OURS].kills, outcomes[theirs].kills
-        for figure in ("gap_s", "stall_s", "rejoin_s"):
+        for figure in ("gap_s", "stall_s", "stall_net_s", "rejoin_s"):
             ours = [value for kill in ours_kills if (value := getattr(kill, figure)) is not None]
             others = [value for kill in their_kills if (value := getattr(kill, figure)) is not None]
             if ours and others:

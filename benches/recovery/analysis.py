@@ -55,6 +55,8 @@ class KillFigures:
         stall_window_s: Over which ``stall_s`` was summed.
         undisturbed_stall_s: The same sum over the undisturbed time just before the kill, scaled to that window:
             what the machine's unrest alone comes to.
+        stall_net_s: ``stall_s`` less what each survivor loses in the same time when nothing happens, as all its
+            undisturbed windows of the run together say.
         rejoin_s: Kill to first commit of the killed group; of the last one where several were. None: no group
             was killed.
         lost_steps: Steps of the worst survivor that failed or had to be done again.
@@ -64,6 +66,7 @@ class KillFigures:
     stall_s: float
     stall_window_s: float
     undisturbed_stall_s: float
+    stall_net_s: float
     rejoin_s: float | None
     lost_steps: int
 
@@ -119,13 +122,23 @@ def steps_per_s(logs: Logs) -> float:
     return 1.0 / statistics.median(usual_interval_s(events) for (_, rank), events in logs.items() if not rank)
 
 
-def figures_of(kill: Kill, logs: Logs, *, until_s: float) -> KillFigures:
+def unrest(kills: Sequence[Kill], logs: Logs) -> dict[int, float]:
+    """What a group loses in one second when nothing happens: the mean over the time just before each kill."""
+    leads = {group: events for (group, rank), events in logs.items() if rank == 0}
+    return {
+        group: statistics.mean(_stall_s(events, kill.at_s - SETTLE_S, kill.at_s) for kill in kills) / SETTLE_S
+        for group, events in leads.items()
+    }
+
+
+def figures_of(kill: Kill, logs: Logs, *, until_s: float, unrest_of: Mapping[int, float]) -> KillFigures:
     """What ``kill`` cost.
 
     Args:
         kill: The failure.
         logs: Of all ranks; the first rank of each group speaks for it.
         until_s: The next kill, or the end: nothing later counts.
+        unrest_of: As :func:`unrest` says.
 
     Raises:
         ValueError: A killed group did not come back before ``until_s``.
@@ -139,13 +152,18 @@ def figures_of(kill: Kill, logs: Logs, *, until_s: float) -> KillFigures:
     gap_end_s = min(in_again_s + _AFTER_REJOIN_S, until_s)
     stall_end_s = min(kill.at_s + STALL_WINDOW_S, until_s)
     settled_s = kill.at_s - SETTLE_S
-    scale = (stall_end_s - kill.at_s) / SETTLE_S
-    survivors = [events for group, events in leads.items() if group not in kill.groups]
+    alive = [group for group in leads if group not in kill.groups]
+    survivors = [leads[group] for group in alive]
+    window_s = stall_end_s - kill.at_s
+    stalls_s = {group: _stall_s(leads[group], kill.at_s, stall_end_s) for group in alive}
     return KillFigures(
         gap_s=max(max(_intervals(events, kill.at_s, gap_end_s)) for events in survivors),
-        stall_s=max(_stall_s(events, kill.at_s, stall_end_s) for events in survivors),
-        stall_window_s=stall_end_s - kill.at_s,
-        undisturbed_stall_s=max(_stall_s(events, settled_s, kill.at_s) for events in survivors) * scale,
+        stall_s=max(stalls_s.values()),
+        stall_window_s=window_s,
+        undisturbed_stall_s=max(_stall_s(events, settled_s, kill.at_s) for events in survivors)
+        * window_s
+        / SETTLE_S,
+        stall_net_s=max(stall_s - unrest_of[group] * window_s for group, stall_s in stalls_s.items()),
         rejoin_s=max((back_s[group] - at_s for group, at_s in kill.groups.items()), default=None),
         lost_steps=max(_lost_steps(events, kill.at_s - _JUST_BEFORE_S, until_s) for events in survivors),
     )

@@ -137,10 +137,10 @@ class Trial:
             kills = self._hurt()
         end_s = time.monotonic()
         drops_seen_by_then = self._finish(kills)
-        figures = []
+        figures, unrest_of = [], analysis.unrest(kills, self._logs)
         for kill, following in zip(kills, [*kills[1:], None], strict=True):
             until_s = end_s if following is None else following.at_s
-            figures.append(analysis.figures_of(kill, self._logs, until_s=until_s))
+            figures.append(analysis.figures_of(kill, self._logs, until_s=until_s, unrest_of=unrest_of))
         return Outcome(
             kills=figures,
             steps_per_s=analysis.steps_per_s(self._logs),

@@ -36,13 +36,18 @@ def killed(*, at_s: float, back_s: float) -> list[dict[str, Any]]:
 KILL = Kill(at_s=20.04, groups={0: 20.04}, pids=frozenset({1}))
 
 
+def figures_of(kill: Kill, logs: analysis.Logs, *, until_s: float) -> analysis.KillFigures:
+    """Of the only kill."""
+    return analysis.figures_of(kill, logs, until_s=until_s, unrest_of=analysis.unrest([kill], logs))
+
+
 def test_a_known_gap_gives_that_gap_stall_and_rejoin() -> None:
     logs = {
         (0, 0): killed(at_s=20.0, back_s=20.7),
         (1, 0): stalled(11, at_s=20.0, gap_s=0.45),
         (2, 0): stalled(12, at_s=20.0, gap_s=0.65),
     }
-    figures = analysis.figures_of(KILL, logs, until_s=35.0)
+    figures = figures_of(KILL, logs, until_s=35.0)
     assert figures.gap_s == pytest.approx(0.65), (
         "that of the worst survivor, whose commit before the kill counts"
     )
@@ -53,9 +58,21 @@ def test_a_known_gap_gives_that_gap_stall_and_rejoin() -> None:
     assert figures.lost_steps == 0
 
 
+def test_what_a_restless_machine_costs_is_not_the_kills() -> None:
+    restless = stalled(11, at_s=20.0, gap_s=0.45)
+    for event in restless:  # one interval in ten is three times as long, before the kill and after it
+        event["t"] += 0.2 * (event["step"] // 10)
+    logs = {(0, 0): killed(at_s=28.0, back_s=28.7), (1, 0): restless}
+    moment = Kill(at_s=24.02, groups={0: 24.02}, pids=frozenset({1}))
+    figures = figures_of(moment, logs, until_s=60.0)
+    assert figures.stall_s == pytest.approx(0.35 + 8 * 0.2, abs=0.21)
+    assert figures.stall_net_s == pytest.approx(0.35, abs=0.42)
+    assert figures.stall_net_s < figures.stall_s - 1.0
+
+
 def test_a_survivor_that_never_comes_back_is_charged_up_to_the_end_of_the_window() -> None:
     logs = {(0, 0): killed(at_s=20.0, back_s=20.7), (1, 0): stalled(11, at_s=20.0, gap_s=12.0)}
-    figures = analysis.figures_of(KILL, logs, until_s=60.0)
+    figures = figures_of(KILL, logs, until_s=60.0)
     assert figures.gap_s == pytest.approx(1.7), "newcomer in at 20.7 s, and a second longer"
     assert figures.stall_s == pytest.approx(30.04 - 20.0 - STEP_S)
 
@@ -63,7 +80,7 @@ def test_a_survivor_that_never_comes_back_is_charged_up_to_the_end_of_the_window
 def test_the_next_kill_ends_the_window_of_the_one_before() -> None:
     second_stall = stalled(11, at_s=20.0, gap_s=0.3, until_s=24.05) + steps(11, 1000, 50, start_s=31.0)
     logs = {(0, 0): killed(at_s=20.0, back_s=20.5), (1, 0): second_stall}
-    figures = analysis.figures_of(KILL, logs, until_s=24.04)
+    figures = figures_of(KILL, logs, until_s=24.04)
     assert figures.gap_s == pytest.approx(0.3)
     assert figures.stall_s == pytest.approx(0.2)
     assert figures.stall_window_s == pytest.approx(4.0)
@@ -73,14 +90,14 @@ def test_a_gap_outside_of_the_window_is_not_this_kills() -> None:
     events = stalled(11, at_s=20.0, gap_s=0.3, until_s=25.0)
     events += steps(11, events[-1]["step"] + 1, 100, start_s=29.0)
     logs = {(0, 0): killed(at_s=20.0, back_s=20.5), (1, 0): events}
-    assert analysis.figures_of(KILL, logs, until_s=35.0).gap_s == pytest.approx(0.3)
+    assert figures_of(KILL, logs, until_s=35.0).gap_s == pytest.approx(0.3)
 
 
 def test_the_arrival_of_the_newcomer_counts() -> None:
     events = stalled(11, at_s=20.0, gap_s=0.2, until_s=25.0)
     events += steps(11, events[-1]["step"] + 1, 100, start_s=events[-1]["t"] + 0.8)
     logs = {(0, 0): killed(at_s=20.0, back_s=25.5), (1, 0): events}
-    assert analysis.figures_of(KILL, logs, until_s=35.0).gap_s == pytest.approx(0.8)
+    assert figures_of(KILL, logs, until_s=35.0).gap_s == pytest.approx(0.8)
 
 
 def test_of_two_killed_groups_the_slower_one_counts_from_its_own_death() -> None:
@@ -90,13 +107,13 @@ def test_of_two_killed_groups_the_slower_one_counts_from_its_own_death() -> None
         (1, 0): killed(at_s=20.2, back_s=21.24),
         (2, 0): stalled(12, at_s=20.0, gap_s=0.4),
     }
-    assert analysis.figures_of(kill, logs, until_s=35.0).rejoin_s == pytest.approx(1.0)
+    assert figures_of(kill, logs, until_s=35.0).rejoin_s == pytest.approx(1.0)
 
 
 def test_a_group_that_is_not_back_is_an_error_not_a_figure() -> None:
     logs = {(0, 0): steps(1, 1, 200, start_s=0.0), (1, 0): stalled(11, at_s=20.0, gap_s=0.4)}
     with pytest.raises(ValueError, match="not back"):
-        analysis.figures_of(KILL, logs, until_s=35.0)
+        figures_of(KILL, logs, until_s=35.0)
 
 
 def test_failed_steps_and_steps_done_again_are_lost() -> None:
@@ -107,11 +124,11 @@ def test_failed_steps_and_steps_done_again_are_lost() -> None:
         (1, 0): sorted([*survivor, failed], key=lambda event: float(event["t"])),
         (2, 0): stalled(12, at_s=20.0, gap_s=0.4),
     }
-    assert analysis.figures_of(KILL, logs, until_s=35.0).lost_steps == 1
+    assert figures_of(KILL, logs, until_s=35.0).lost_steps == 1
 
     # All restart from a checkpoint of step 190: what follows, up to step 201, had been done.
     again = [steps(1, 1, 201, start_s=0.0) + steps(pid, 191, 100, start_s=24.0) for pid in (2, 3)]
-    figures = analysis.figures_of(KILL, {(0, 0): again[0], (1, 0): again[1]}, until_s=35.0)
+    figures = figures_of(KILL, {(0, 0): again[0], (1, 0): again[1]}, until_s=35.0)
     assert figures.lost_steps == 11
     assert figures.rejoin_s == pytest.approx(24.0 - 20.04), "the first step, done before or not"
     assert figures.gap_s == pytest.approx(25.1 - 20.0), "until there is progress"
@@ -119,7 +136,7 @@ def test_failed_steps_and_steps_done_again_are_lost() -> None:
 
 def test_a_killed_lighthouse_is_watched_until_the_next_kill() -> None:
     logs = {(0, 0): stalled(1, at_s=20.0, gap_s=0.4), (1, 0): stalled(11, at_s=20.0, gap_s=6.0)}
-    figures = analysis.figures_of(Kill(at_s=20.04, groups={}), logs, until_s=33.0)
+    figures = figures_of(Kill(at_s=20.04, groups={}), logs, until_s=33.0)
     assert figures.gap_s == pytest.approx(6.0)
     assert figures.rejoin_s is None
 
