@@ -10,14 +10,16 @@ import statistics
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from benches.recovery.analysis import Kill, came_back, left_unkilled
 from benches.recovery.peers import Setting
-from tests.support.runs import Workbench
+from sky_monarch.sdk.run import Run
+from tests.support.runs import Workbench, quiet_sockets
 
 _NAME = "recovery"
 _STANDBY_LIMIT_S = 90.0
-_STANDBY_POLL_S = 0.5
+_STANDBY_POLL_S = 1.0
 
 
 class SkyMonarch:
@@ -30,6 +32,7 @@ class SkyMonarch:
         self._killed: set[tuple[int, int]] = set()
         # The lighthouse keeps so many quorums, and forgets them when it is restarted.
         self._history: dict[int, list[tuple[str, tuple[int, int]]]] = {}
+        self._seen: list[dict[str, Any]] = []
 
     def start(self) -> None:
         """``sky-monarch up --detach``."""
@@ -51,12 +54,15 @@ class SkyMonarch:
         self._bench.up(self._bench.write(json.dumps(job, indent=1), name=f"{_NAME}.yaml"))
 
     def warm_up(self) -> bool:
-        """Wait for all standbys: for each slot, that one is ready and was not promoted since."""
+        """Wait for all standbys: for each slot, that one is ready and was not promoted since.
+
+        To look must not cost what is being measured: the survivors share their two processors with this process.
+        """
         wanted = self._setting.groups * self._setting.ranks
         deadline = time.monotonic() + _STANDBY_LIMIT_S
         while True:
             ready: set[tuple[int, int]] = set()
-            for event in self._bench.events(_NAME):
+            for event in self._events():
                 if event["event"] == "standby_ready":
                     ready.add((event["replica"], event["rank"]))
                 elif event["event"] == "rank_spawned":
@@ -64,6 +70,13 @@ class SkyMonarch:
             if len(ready) >= wanted or time.monotonic() > deadline:
                 return len(ready) >= wanted
             time.sleep(_STANDBY_POLL_S)
+
+    def _events(self) -> list[dict[str, Any]]:
+        """All so far; only new ones are asked for."""
+        after = self._seen[-1]["id"] if self._seen else 0
+        with quiet_sockets(), Run(self._bench.folder_of(_NAME)) as run:
+            self._seen += [event.to_json() for event in run.events(after=after)]
+        return self._seen
 
     def aim(self, groups: Collection[int]) -> None:
         """Read the pids in ``status --json``."""
@@ -129,7 +142,7 @@ class SkyMonarch:
         """From each replacement's first commit until the group's next standby was ready."""
         committed_ns: dict[int, int] = {}
         refills_s = []
-        for event in self._bench.events(_NAME):
+        for event in self._events():
             if event["event"] == "first_commit" and event["generation"] > 1:
                 committed_ns[event["replica"]] = event["mono_ns"]
             elif event["event"] == "standby_ready" and event["replica"] in committed_ns:

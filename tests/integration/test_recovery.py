@@ -149,6 +149,20 @@ def test_a_supervisor_that_was_paused_blames_nobody_when_it_comes_back(
     assert after[f"{who}_pid"] == pid
 
 
+def test_a_lighthouse_that_stays_stopped_is_replaced_by_its_spare(workbench: Workbench) -> None:
+    """A stopped one is silent, not dead: nothing that a death tells comes, and all would wait for it."""
+    name = workbench.up(workbench.job("stopped", run=f"{FREE_RANK} --steps 2000"))
+    before = workbench.wait_for_step(name, 20)
+    old = before["lighthouse"]["pid"]
+    os.kill(old, signal.SIGSTOP)
+    stuck = eventually(lambda: (now := workbench.status(name))["lighthouse"]["pid"] != old and now, within_s=30)
+    workbench.wait_for_step(name, max(group["step"] for group in stuck["groups"]) + 20)
+    after = workbench.status(name)
+    assert [generation_of(after, replica) for replica in range(3)] == [1, 1, 1], after["recoveries"]
+    assert not is_alive(old)
+    workbench.cli("down", name)
+
+
 def test_a_crash_loop_stops_at_its_budget_and_names_the_cause(workbench: Workbench) -> None:
     job = workbench.job(
         "loop",

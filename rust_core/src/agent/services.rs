@@ -27,6 +27,10 @@ const LONGEST_DELAY: Duration = Duration::from_secs(5);
 const STEADY: Duration = Duration::from_secs(2);
 /// Time between TERM and KILL.
 const GRACE: Duration = Duration::from_secs(10);
+/// A service that is stopped (SIGSTOP, a debugger) for so long is replaced by its spare: everybody waits for it.
+const STOPPED_LIMIT: Duration = Duration::from_secs(5);
+/// Between two looks at whether a service is stopped.
+const STOPPED_POLL: Duration = Duration::from_secs(1);
 /// Dead lives whose remains may be ended at a time, beside the one that lives.
 const MAX_ENDING: usize = 4;
 
@@ -134,11 +138,16 @@ impl Starter {
                             continue;
                         }
                     }
-                    let exited = tokio::select! {
+                    let mut exited = tokio::select! {
                         biased;
                         exited = life.process.exited() => Some(exited),
                         _ = stop.wait_for(|stop| *stop) => None,
+                        () = self.stopped_for_good(life.process.pid), if spares.is_some() => None,
                     };
+                    if exited.is_none() && !*stop.borrow() {
+                        let _ = life.process.signal(libc::SIGKILL);
+                        exited = Some(life.process.exited().await);
+                    }
                     let _ = fs::remove_file(&self.service.pid_file);
                     if let Some(exited) = exited {
                         tracing::warn!(service = self.service.name, exit = ?exited.exit, promoted, "a service ended");
@@ -174,6 +183,19 @@ impl Starter {
             spares.end().await;
         }
         while remains.join_next().await.is_some() {}
+    }
+
+    /// Returns once the process has been found stopped at each look for [`STOPPED_LIMIT`]. Looks are counted, not time:
+    /// an agent that was itself paused beside it gives it as long again.
+    async fn stopped_for_good(&self, pid: u32) {
+        let enough = STOPPED_LIMIT.as_secs() / STOPPED_POLL.as_secs();
+        let mut looks = 0;
+        while looks < enough || mutant::is_on("wait_for_stopped") {
+            sleep(STOPPED_POLL).await;
+            let is_stopped = Entry::read(pid).is_some_and(|entry| matches!(entry.state, b'T' | b't'));
+            looks = if is_stopped { looks + 1 } else { 0 };
+        }
+        tracing::warn!(service = self.service.name, pid, "a service stays stopped: its spare goes on");
     }
 
     /// Ends a process of the service and whatever it left behind.

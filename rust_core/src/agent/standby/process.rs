@@ -1,8 +1,8 @@
 //! One standby: how it is started, how it says how far it is, and how it is told who it becomes.
 
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
@@ -26,8 +26,14 @@ use crate::{Error, ErrorKind, Result};
 /// where they are busy, it takes as much from the ranks, only later, and the slot goes without a standby meanwhile: with
 /// 10, four standbys beside four busy ranks on two cores were not ready within a minute.
 pub const NICE: i32 = 1;
-/// One that is forked has next to nothing to do, and can afford to wait.
-const FORKED_NICE: i32 = 5;
+/// One that is forked has next to nothing to do: a moment of what the ranks leave idle is enough for it, and it costs
+/// them nothing.
+const FORKED_NICE: i32 = 19;
+/// Where they leave nothing idle, it takes its part after [`FORKED_PATIENCE`]: a slot must not go without for long.
+const FORKED_NICE_LATER: i32 = 5;
+const FORKED_PATIENCE: Duration = Duration::from_secs(2);
+/// The kernel's own limit.
+const MOST_NICE: i32 = 19;
 /// A session's share may be changed ten times a second by all who lack `CAP_SYS_ADMIN` together; then the kernel says
 /// "again".
 const SESSION_NICE_TRIES: u32 = 40;
@@ -54,6 +60,27 @@ impl Stage {
     }
 }
 
+/// The niceness of a standby, until its promotion takes it over.
+#[derive(Clone, Debug, Default)]
+struct Share(Arc<Mutex<bool>>);
+
+impl Share {
+    /// Does `change` unless the process is a rank by now.
+    fn while_standby(&self, change: impl FnOnce()) {
+        if !*self.promoted() {
+            change();
+        }
+    }
+
+    fn promote(&self) {
+        *self.promoted() = true;
+    }
+
+    fn promoted(&self) -> MutexGuard<'_, bool> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// A process that waits to become a rank.
 #[derive(Debug)]
 pub struct Standby {
@@ -62,6 +89,7 @@ pub struct Standby {
     write: tokio::net::unix::OwnedWriteHalf,
     stage: Stage,
     ears: tokio::task::JoinHandle<()>,
+    share: Share,
     until: StandbyUntil,
     /// When.
     pub started: Instant,
@@ -108,6 +136,7 @@ impl Standby {
         let capture = Capture::start(read, target, context.outbox.clone(), Some(plan.replica))?;
         let (spawned, nice) = if let Some(wanted) = wanted {
             let nice = context.job_nice + if context.can_renice { FORKED_NICE } else { 0 };
+            let nice = nice.min(MOST_NICE);
             let birth =
                 Birth { env, spawn_id: spawn_id.clone(), until, output: write, promotion: theirs, nice };
             (context.fork_server.fork(context, birth, wanted).await?, FORKED_NICE)
@@ -117,7 +146,12 @@ impl Standby {
             (context.spawn(argv, env, &plan.workdir, write, Some(theirs), nice).await?, NICE)
         };
         let _ = nice_session(spawned.pid, nice); // without, it only costs speed
-        Self::watch(context, plan, (rank, spawn_id), until, (spawned, capture, ours))
+        let standby = Self::watch(context, plan, (rank, spawn_id), until, (spawned, capture, ours))?;
+        if nice == FORKED_NICE {
+            let later = (context.job_nice + FORKED_NICE_LATER).min(MOST_NICE);
+            tokio::spawn(standby.hurry(context.can_renice.then_some(later)));
+        }
+        Ok(standby)
     }
 
     fn watch(
@@ -156,7 +190,26 @@ impl Standby {
             }
         });
         let tracked = Tracked { process, spawn_id, capture };
-        Ok(Self { tracked, write, stage, ears, until, started: Instant::now() })
+        let (share, started) = (Share::default(), Instant::now());
+        Ok(Self { tracked, write, stage, ears, share, until, started })
+    }
+
+    /// Lets it take its part of busy processors after a while.
+    fn hurry(&self, nice: Option<i32>) -> impl Future<Output = ()> + use<> {
+        let (pid, process) = (self.tracked.process.pid, self.tracked.process.clone());
+        let (share, stage) = (self.share.clone(), self.stage.clone());
+        async move {
+            sleep(FORKED_PATIENCE).await;
+            share.while_standby(|| {
+                if process.exit().is_some() || stage.has(Stage::READY) {
+                    return;
+                }
+                if let Some(nice) = nice {
+                    renice(pid, nice);
+                }
+                let _ = nice_session(pid, FORKED_NICE_LATER);
+            });
+        }
     }
 
     /// It waits for its promotion.
@@ -187,6 +240,7 @@ impl Standby {
         let line = format!("{}\n", serde_json::json!({ "env": env }));
         let line = if mutant::is_on("promote_nobody") { String::new() } else { line };
         let pid = self.tracked.process.pid;
+        self.share.promote();
         if context.can_renice {
             renice(pid, context.job_nice);
         }
