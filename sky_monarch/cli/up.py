@@ -97,6 +97,7 @@ def _show_plan(job: object, injections: object, *, json: bool) -> None:
     for key in ("envs", "secrets"):
         if values.get(key):
             _output.print_line(f"  {key}: {', '.join(values[key])}")
+    _output.print_line(f"  sync: {values['sync']}")
     _output.print_line(f"  lighthouse: {values['lighthouse']['kind']}")
     _output.print_line("nothing was started (--dry-run)")
     return None

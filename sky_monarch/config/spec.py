@@ -48,6 +48,7 @@ from sky_monarch.config.fields import (
 )
 from sky_monarch.config.problem import FieldRefusalError
 from sky_monarch.config.resources import Resources
+from sky_monarch.config.sync import EVERY_STEP, read_sync
 from sky_monarch.errors import ConfigError
 
 __all__ = ["Checkpoint", "JobSpec", "Lighthouse", "Logs", "Recovery"]
@@ -75,6 +76,15 @@ Variables = Annotated[
     PlainSerializer(lambda variables: sorted(variables), return_type=list[str]),
     WithJsonSchema(
         {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean", "null"]}}
+    ),
+]
+
+
+Sync = Annotated[
+    str,
+    BeforeValidator(read_sync),
+    WithJsonSchema(
+        {"anyOf": [{"const": EVERY_STEP}, {"type": "string", "pattern": r"^diloco\([1-9][0-9]*\)$"}]}
     ),
 ]
 
@@ -235,6 +245,10 @@ class JobSpec(Part):
 
     preload: ModuleNames = ()
     """Python modules that a standby imports ahead of time, such as `[torch]`."""
+
+    sync: Sync = EVERY_STEP
+    """When the groups of a `Session` average. `every_step`: gradients, in each step. `diloco(20)`: each group takes
+    20 steps alone, then all average how far they came, and take one outer step."""
 
     envs: Annotated[Variables, Field(repr=False, default_factory=dict)]
     """Environment variables. A value reaches the ranks as typed: `010` stays `010`."""

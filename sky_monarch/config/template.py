@@ -28,6 +28,7 @@ ranks_per_replica: 1             # processes of one replica group, one a GPU as 
 
 run: python train.py             # what each rank runs; a single command gets no shell around it
 # preload: []                    # modules that a warm standby imports ahead of time, such as [torch]
+# sync: every_step               # diloco(20): each group takes 20 steps alone, then all average
 
 # envs: {}                       # environment of the ranks, one NAME: value a line; values arrive as typed
 # secrets: {}                    # the same, shown nowhere; better: `sky-monarch up --secret NAME`

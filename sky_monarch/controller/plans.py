@@ -13,6 +13,7 @@ from typing import Any
 
 from sky_monarch.config import JobSpec, rank_command
 from sky_monarch.config.checkpoint_target import folder_of
+from sky_monarch.config.sync import EVERY_STEP
 from sky_monarch.controller import model
 from sky_monarch.controller.settings import Settings
 from sky_monarch.errors import ConfigError
@@ -195,6 +196,8 @@ class Plans:
         retries = max(1, math.ceil(timeouts["quorum_timeout_s"] / _QUORUM_RETRY_S))
         if _QUORUM_RETRIES not in self._envs:
             variables[_QUORUM_RETRIES] = str(retries)
+        if self._job.sync != EVERY_STEP:
+            variables["SKY_MONARCH_SYNC"] = self._job.sync
         if self._job.checkpoint is not None:
             variables["SKY_MONARCH_CHECKPOINT"] = json.dumps(self._checkpoint())
         return variables

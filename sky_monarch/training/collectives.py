@@ -119,6 +119,29 @@ class GradientBuckets:
                 else:
                     param.grad.copy_(view)
 
+    def average_within(self, inner: dist.ProcessGroup, contributions: Contributions | None = None) -> None:
+        """Average the buffers over the ranks of this replica group, in place.
+
+        Args:
+            inner: Those ranks.
+            contributions: Offered; summed up beside the buffers.
+
+        Raises:
+            QuorumError: A rank of this replica group left.
+        """
+        buckets = self.buckets
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp.SUM
+        try:
+            works = [inner.allreduce([bucket], options) for bucket in buckets]
+            for work in [*works, *([contributions.within(inner)] if contributions else [])]:
+                work.wait()
+        except RuntimeError as error:
+            # No vote helps: the whole generation of this group is replaced when one of its ranks dies.
+            raise QuorumError(f"another rank of this replica group left: {error}") from error
+        for bucket in buckets:
+            bucket /= inner.size()
+
     def average(
         self,
         manager: Manager,
@@ -145,17 +168,7 @@ class GradientBuckets:
         """
         buckets = self.buckets
         if inner is not None:
-            options = dist.AllreduceOptions()
-            options.reduceOp = dist.ReduceOp.SUM
-            try:
-                works = [inner.allreduce([bucket], options) for bucket in buckets]
-                for work in [*works, *([contributions.within(inner)] if contributions else [])]:
-                    work.wait()
-            except RuntimeError as error:
-                # No vote helps: the whole generation of this group is replaced when one of its ranks dies.
-                raise QuorumError(f"another rank of this replica group left: {error}") from error
-            for bucket in buckets:
-                bucket /= inner.size()
+            self.average_within(inner, contributions)
         counting = [contributions.across(manager)] if contributions else []
         for work in [*counting, *(manager.allreduce(bucket) for bucket in buckets)]:
             work.wait()

@@ -45,6 +45,7 @@ class Contributions:
         self._counts = torch.zeros(env.replicas, dtype=torch.int64, device=device)
         self._participants = self._total_before = 0
         self.offered = False
+        self._of_rank = 0
         self.by_replica: list[int] = []
         if sampler is not None:
             sampler.bind(
@@ -66,6 +67,7 @@ class Contributions:
             samples = share if samples is None or share == 0 else samples
         self.offered = samples is not None
         self.by_replica = []
+        self._of_rank = samples or 0
         self._counts.zero_()
         if samples is None:
             return 1.0
@@ -86,6 +88,15 @@ class Contributions:
         self.by_replica = self._counts.tolist()
         if self.total == 0:
             manager.report_error(QuorumError("no group contributes a sample"))
+
+    def settle_within(self, inner: dist.ProcessGroup | None) -> None:
+        """Read what the ranks of this group counted, for a step that is this group's alone.
+
+        Args:
+            inner: Those ranks; None where this one is alone.
+        """
+        self._participants = 1
+        self.by_replica = [self._of_rank] if inner is None else self._counts.tolist()
 
     @property
     def total(self) -> int:

@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from sky_monarch.config.problem import FieldRefusalError
+from sky_monarch.config.sync import read_sync
 from sky_monarch.errors import ConfigError
 
 __all__ = ["LOCAL_ADDRESS", "AgentAddress", "RankEnvironment"]
@@ -40,6 +42,7 @@ class RankEnvironment:
         agent: None outside sky-monarch.
         address: Numeric address where other groups reach this process.
         checkpoint: JSON of the job's ``checkpoint``; None without.
+        sync: The job's, where it is not ``every_step``.
     """
 
     replica: int = 0
@@ -54,6 +57,7 @@ class RankEnvironment:
     agent: AgentAddress | None = None
     address: str = LOCAL_ADDRESS
     checkpoint: str | None = None
+    sync: str | None = None
 
     @property
     def replica_id(self) -> str:
@@ -129,6 +133,11 @@ class RankEnvironment:
                 token=env["SKY_MONARCH_TOKEN"],
                 run_id=env["SKY_MONARCH_RUN_ID"],
             )
+        sync = env.get("SKY_MONARCH_SYNC") or None
+        try:
+            sync = sync and read_sync(sync)
+        except FieldRefusalError as error:
+            raise ConfigError(f"SKY_MONARCH_SYNC {error}") from error
         return cls(
             replica=replica,
             replicas=replicas,
@@ -142,4 +151,5 @@ class RankEnvironment:
             agent=agent,
             address=env.get("SKY_MONARCH_ADDRESS") or LOCAL_ADDRESS,
             checkpoint=env.get("SKY_MONARCH_CHECKPOINT") or None,
+            sync=sync,
         )

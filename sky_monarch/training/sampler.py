@@ -96,6 +96,7 @@ class Sampler:
         self.shuffle, self.drop_last = shuffle, drop_last
         self._place: _Place | None = None
         self._position = _Position(cursor=0, members=())
+        self._taken = 0
 
     # What a recipe asks.
 
@@ -144,7 +145,7 @@ class Sampler:
         # No member: a group on its way to its first commit, which is about to heal.
         turn = position.members.index(place.replica) if place.replica in position.members else 0
         step_size = max(1, len(position.members)) * place.world_size
-        return position.cursor + steps * step_size + turn * place.world_size + place.rank
+        return position.cursor + (self._taken + steps) * step_size + turn * place.world_size + place.rank
 
     def indices_of(self, number: int) -> torch.Tensor:
         """The samples of one batch: int64, shape ``(n,)``."""
@@ -168,6 +169,18 @@ class Sampler:
         """Deal to every group of the run, after a restart of all from a checkpoint."""
         self._position = replace(self._position, members=tuple(range(self._bound().replicas)))
 
+    def deal_to(self, members: Sequence[int]) -> None:
+        """Deal the same batches to others: nobody of those they were dealt to is there to use them."""
+        self._position, self._taken = replace(self._position, members=tuple(sorted(members))), 0
+
+    def take(self) -> None:
+        """Go on to the batch of the next step, before this one is committed: between two outer steps."""
+        self._taken += 1
+
+    def give_back(self) -> None:
+        """The steps since the last commit are to be done again."""
+        self._taken = 0
+
     @property
     def share(self) -> int:
         """Samples that this rank may contribute to this step; 0 where the group was dealt none."""
@@ -175,17 +188,26 @@ class Sampler:
             return 0
         return self._size_of(self.batch_number)
 
-    def advance(self, step: int, contributed: Sequence[int], members: Sequence[int]) -> None:
-        """A step was committed; called on every group, with the same arguments.
+    def advance(
+        self, step: int, contributed: Sequence[int], members: Sequence[int], *, steps: int = 1
+    ) -> None:
+        """A step was committed, or some at once; called on every group, with the same arguments.
 
         Args:
-            step: As ``before_update`` counts.
+            step: The first of them, as ``before_update`` counts.
             contributed: Samples of each group of the run.
             members: Groups of the quorum that committed it: those that take part in the next step.
+            steps: How many.
         """
         position, world_size = self._position, self._bound().world_size
+        step_size = len(position.members) * world_size
         lost = [
-            LostBatch(step=step, replica=replica, number=position.cursor + turn * world_size + rank)
+            LostBatch(
+                step=step + ahead,
+                replica=replica,
+                number=position.cursor + ahead * step_size + turn * world_size + rank,
+            )
+            for ahead in range(steps)
             for turn, replica in enumerate(position.members)
             if not contributed[replica]
             for rank in range(world_size)
@@ -199,11 +221,12 @@ class Sampler:
                 sorted({batch.replica for batch in lost}),
             )
         self._position = _Position(
-            cursor=position.cursor + len(position.members) * world_size,
+            cursor=position.cursor + steps * step_size,
             members=tuple(sorted(members)),
             lost=(*position.lost, *lost)[-_MOST_LISTED:],
             lost_samples=position.lost_samples + samples,
         )
+        self._taken = 0
 
     def state_dict(self) -> dict[str, Any]:
         """The position, and what it is a position in. Read from another thread while the step computes."""
@@ -237,6 +260,7 @@ class Sampler:
             ),
             lost_samples=state["lost_samples"],
         )
+        self._taken = 0
 
     def _of(self) -> dict[str, int]:
         return {

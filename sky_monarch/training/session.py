@@ -36,6 +36,7 @@ from sky_monarch.training.rounds import Rounds
 from sky_monarch.training.sampler import Sampler
 from sky_monarch.training.seeding import batch_generator, seed_everything
 from sky_monarch.training.state import TrainingState
+from sky_monarch.training.sync import class_for, sync_of
 from sky_monarch.training.timeouts import Timeouts
 from sky_monarch.training.warmup import warm_up
 
@@ -68,10 +69,15 @@ class Session:
         bucket_bytes: Most bytes of one collective.
         timeouts: Longest waits; TorchFT's environment variables are applied on top.
         release_limit_s: Longest stay as a donor after the target step.
+        sync: ``every_step``, or ``diloco(20)``; None for the job's. See :mod:`sky_monarch.training.diloco_session`.
+        outer_optimizer: Of ``diloco(n)``, over the model's parameters; None for that of the DiLoCo paper.
 
     Raises:
         ConfigError: An argument, the environment or the timeouts cannot be used; nothing was started.
     """
+
+    def __new__(cls, *_: object, **options: Any) -> Session:  # noqa: D102
+        return super().__new__(class_for(cls, options))
 
     def __init__(
         self,
@@ -87,7 +93,10 @@ class Session:
         bucket_bytes: int = BUCKET_BYTES,
         timeouts: Timeouts | None = None,
         release_limit_s: float = 120.0,
+        sync: str | None = None,
+        outer_optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
+        self._local_steps, self._outer_optimizer = sync_of(sync), outer_optimizer
         if target_step is not None and target_step < 1:
             raise ConfigError(f"target_step is {target_step}; it must be at least 1")
         if retries < 0:
@@ -313,7 +322,7 @@ class Session:
             manager.report_error(QuorumError(f"continuing from the checkpoint of step {self.step}"))
             self._group.cut()
             return False
-        return all_begin_equal(manager, self.digest())
+        return all_begin_equal(manager, self.digest(), round_steps=self._state.round_steps)
 
     def _replace_parameters(self, state: Mapping[str, Any]) -> None:
         """A heal, or a checkpoint: whatever gradients there are belong to other parameters."""
@@ -338,13 +347,17 @@ class Session:
         self._optimizer.step()
         if self._scheduler is not None:
             self._scheduler.step()
+        self._tell_commit(manager, metrics)
+
+    def _tell_commit(self, manager: SessionManager, metrics: Mapping[str, float | torch.Tensor]) -> None:
+        """What is done after each commit, also where this group healed in it."""
         self._begun = self._averaged = False
         leads = manager.participating_rank() == 0
         self._leader = leads and self.rank == 0
         values = {name: float(value) for name, value in metrics.items()} if manager.is_participating() else {}
         values |= self._state.save(manager, self.step, leads=leads)
         if (heal := manager.take_heal()) is not None:
-            values |= heal.metrics()
+            values |= heal.metrics(self._state.round_steps)
         self._link.committed(self.step, manager.quorum_id, manager.num_participants(), values)
 
     def _entered(self) -> SessionManager:

@@ -30,6 +30,7 @@ class TrainingState:
 
     def __init__(self, checkpoints: Checkpoints | None) -> None:
         self.checkpoints = checkpoints
+        self.round_steps = 1  # steps that are committed at once; TorchFT's manager counts them as one
         self._parts: dict[str, tuple[Callable[[Any], None], Callable[[], Any]]] = {}
 
     @classmethod
@@ -67,6 +68,10 @@ class TrainingState:
             raise ConfigError(f"state {key!r} is registered already")
         self._parts[key] = (load, save)
 
+    def replace(self, key: str, load: Callable[[Any], None], save: Callable[[], Any]) -> None:
+        """Read and write a part that is there in another way."""
+        self._parts[key] = (load, save)
+
     def hand_to(self, manager: SessionManager) -> None:
         """Let groups that heal have it."""
         for key, (load, save) in self._parts.items():
@@ -77,6 +82,7 @@ class TrainingState:
 
         Raises:
             CheckpointError: There are some, and none can be read.
+            ConfigError: The newest is of a step at which this run commits nothing.
         """
         if self.checkpoints is None:
             return False
@@ -89,8 +95,19 @@ class TrainingState:
         for key, (load, _) in self._parts.items():
             if key in parts:
                 load(parts[key])
+        parts[MANAGER] = self._in_rounds(parts[MANAGER])
         manager.load_state_dict(parts[MANAGER])
         return True
+
+    def _in_rounds(self, saved: dict[str, Any]) -> dict[str, Any]:
+        """The manager's state, of a run that may have committed another number of steps at once."""
+        step = saved["step"] * saved.get("round_steps", 1)
+        if step % self.round_steps:
+            raise ConfigError(
+                f"the checkpoint is of step {step}, where no round of {self.round_steps} steps ends",
+                hint="go on with the `sync` that it was saved with, or save under a new `checkpoint.to`",
+            )
+        return {**saved, "step": step // self.round_steps}
 
     def save(self, manager: SessionManager, step: int, *, leads: bool) -> dict[str, float]:
         """Begin to save it where that is due; returns what happened to checkpoints so far, as metrics.
@@ -102,12 +119,12 @@ class TrainingState:
         """
         if self.checkpoints is None:
             return {}
-        if not self.checkpoints.due(step):
+        if not self.checkpoints.due(step, self.round_steps):
             pass
         elif leads:
+            counts = {**manager.state_dict(), "round_steps": self.round_steps}
             self.checkpoints.save(
-                step,
-                {MANAGER: manager.state_dict(), **{key: save() for key, (_, save) in self._parts.items()}},
+                step, {MANAGER: counts, **{key: save() for key, (_, save) in self._parts.items()}}
             )
         else:
             self.checkpoints.look_after_uploads()

@@ -53,10 +53,14 @@ class Heal:
     donor: int | None
     step: int
 
-    def metrics(self) -> dict[str, float]:
-        """As the agent expects it among the metrics of the first commit."""
+    def metrics(self, round_steps: int = 1) -> dict[str, float]:
+        """As the agent expects it among the metrics of the first commit.
+
+        Args:
+            round_steps: Steps that the donor counted as one.
+        """
         numbers = {"at_s": self.at_s, "took_s": self.took_s, "bytes": self.bytes, "donor": self.donor}
-        numbers["step"] = self.step
+        numbers["step"] = self.step * round_steps
         return {f"heal_{name}": float(value) for name, value in numbers.items() if value is not None}
 
 

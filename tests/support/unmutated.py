@@ -11,6 +11,7 @@ FILES = (
     "test_attacks_processes.py",
     "test_attacks_terminal.py",
     "test_controller_process.py",
+    "test_diloco.py",
     "test_door.py",
     "test_exits.py",
     "test_fork_server.py",
@@ -72,6 +73,8 @@ WITHOUT = (
     | {
         f"{TERMINAL}test_closed_standard_streams_are_no_error": _SHOWN,
         "test_exits.py::test_a_failure_is_shown_per_rank_and_fails_the_run_and_the_command": _SHOWN,
+        "test_diloco.py::test_the_ranks_of_a_group_average_in_every_step_and_the_groups_at_the_end": _ENDED,
+        "test_diloco.py::test_undisturbed_it_is_torchfts_diloco_bit_for_bit": _ENDED,
         "test_exits.py::test_a_failed_setup_is_named_once_and_nothing_is_started": _ENDED,
         f"{LIFECYCLE}test_a_script_that_knows_nothing_of_us_runs_to_its_end": _ENDED,
         f"{LIFECYCLE}test_ctrl_c_while_the_command_itself_still_starts_leaves_nothing": _MOMENTS,

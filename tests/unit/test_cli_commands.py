@@ -393,6 +393,7 @@ def test_a_dry_run_shows_the_plan_without_values_and_makes_nothing(cli, tmp_path
     done = cli("up", "job.yaml", "--dry-run", "--secret", "TOKEN=canary", "--env", "KEY=canary")
     assert done.returncode == 0, done.stderr
     assert "TOKEN" in done.stdout
+    assert "sync: every_step" in done.stdout
     assert "canary" not in done.stdout + done.stderr
     plan = json.loads(
         cli("up", "job.yaml", "--dry-run", "--json", "--inject", "hang:replica=1,after=2").stdout

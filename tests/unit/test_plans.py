@@ -146,6 +146,11 @@ def test_a_checkpoint_is_told_with_its_absolute_folder() -> None:
     assert "SKY_MONARCH_CHECKPOINT" not in group()["envs"]
 
 
+def test_ranks_are_told_of_outer_steps() -> None:
+    assert group(sync="diloco(20)")["envs"]["SKY_MONARCH_SYNC"] == "diloco(20)"
+    assert "SKY_MONARCH_SYNC" not in group()["envs"]
+
+
 def test_setup_gets_the_same_environment() -> None:
     plans = Plans(settings(setup="make", envs={"A": "1"}), python=PYTHON)
     assert plans.has_setup

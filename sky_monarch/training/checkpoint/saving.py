@@ -206,9 +206,14 @@ class Checkpoints:
 
     # --- save ---------------------------------------------------------------------------------------------
 
-    def due(self, step: int) -> bool:
-        """Whether ``step`` is one to save."""
-        return step > 0 and step % self.plan.every_steps == 0
+    def due(self, step: int, steps: int = 1) -> bool:
+        """Whether ``step`` is one to save, or one of the others since the last commit was.
+
+        Args:
+            step: Committed.
+            steps: Committed at once, up to this one.
+        """
+        return step // self.plan.every_steps > max(0, step - steps) // self.plan.every_steps
 
     def save(self, step: int, parts: Mapping[str, Any]) -> bool:
         """Copy the state and begin to save it; all ranks of the group must do so.
