@@ -72,6 +72,7 @@ def disagreements(job: Mapping[str, Any]) -> list[Finding]:
         *_backoff(job),
         *_timeouts(job),
         *_alternatives(job),
+        *_distance(job),
         *_devices(job),
         *_preload(job),
         *_hot_standby(job),
@@ -123,6 +124,14 @@ def _alternatives(job: Mapping[str, Any]) -> list[Finding]:
     if resources.get("any_of") is None or resources.get("ordered") is None:
         return []
     return [Finding(("resources", "ordered"), "any_of and ordered exclude each other", "keep one of the two")]
+
+
+def _distance(job: Mapping[str, Any]) -> list[Finding]:
+    if job.get("placement") != "any" or job.get("sync") != "step":
+        return []
+    message = "any: groups that exchange gradients at each step must share a network"
+    fix = "write placement: same-zone, or sync: semi where the script averages every so many steps"
+    return [Finding(("placement",), message, fix)]
 
 
 def _devices(job: Mapping[str, Any]) -> list[Finding]:

@@ -29,11 +29,13 @@ from sky_monarch.config import checks, environment
 from sky_monarch.config.checkpoint_target import require_no_credentials
 from sky_monarch.config.fields import (
     Count,
+    Head,
     Infra,
     JobName,
     Limit,
     ModuleNames,
     Part,
+    Placement,
     Positive,
     Progress,
     RequiredScript,
@@ -43,6 +45,7 @@ from sky_monarch.config.fields import (
     Segments,
     Standby,
     Steps,
+    Sync,
     Text,
     shown,
 )
@@ -216,7 +219,19 @@ class JobSpec(Part):
     """Processes of one replica group, one a GPU as a rule."""
 
     infra: Infra = "local"
-    """Where it runs: `local` is this machine."""
+    """Where it runs: `local` (this machine), `slurm/cluster/partition`, `k8s/context`, `ssh/pool`, or a cloud
+    such as `runpod` or `oci/region/zone`. `any_of` and `ordered` may name others."""
+
+    placement: Placement = "same-zone"
+    """How far apart hosts may be. `any`: anywhere, which needs `sync: semi`."""
+
+    sync: Sync = "step"
+    """How often replica groups exchange what they learned. `step`: gradients, at each step. `semi`: the script
+    averages every so many steps (semi-synchronous), so that groups without a common network can train together."""
+
+    head: Head = "auto"
+    """Where lighthouse and controller run: `here`, on a `cluster` (a small one of their own, or the only host),
+    or beside SkyPilot's `api-server`. `auto`: `here` for `local` and Slurm, `cluster` elsewhere."""
 
     resources: Resources = Resources()
     """Hardware that each replica group asks for."""
@@ -320,6 +335,11 @@ class JobSpec(Part):
             raise ConfigError(
                 f"job.json cannot be used: {fields}", hint="another version wrote it"
             ) from error
+
+    def places(self) -> tuple[str, ...]:
+        """Every ``infra`` that the job may run on, each once, the job's own first where it is used."""
+        found = (candidate.infra or self.infra for candidate in self.resources.candidates())
+        return tuple(dict.fromkeys(found))
 
     def resolved_workdir(self, base: Path | None = None) -> Path:
         """Absolute working folder; a relative one is taken from ``base``, by default the current folder."""
