@@ -17,6 +17,14 @@ def plan(
     name: Annotated[
         str | None, typer.Option("--name", "-n", help="Name of the run; by default the job's.")
     ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option("--env", metavar="K[=V]", help="As with `up`. No value of it is shown."),
+    ] = None,
+    secret: Annotated[
+        list[str] | None,
+        typer.Option("--secret", metavar="K[=V]", help="As with `up`. No value of it is shown."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="The whole plan as JSON.")] = False,
     yaml: Annotated[
         bool, typer.Option("--yaml", help="Only the SkyPilot tasks, one YAML document each.")
@@ -34,10 +42,12 @@ def plan(
     """
     _output.use_json(json)
     from sky_monarch.cli._plan import show_plan
-    from sky_monarch.config import JobFileError, check_job
+    from sky_monarch.config import JobFileError, check_job, parse_overrides
     from sky_monarch.sdk import _up
 
-    checked = check_job(job)
+    checked = check_job(
+        job, env_overrides=parse_overrides(env or ()), secret_overrides=parse_overrides(secret or ())
+    )
     if checked.job is None:
         raise JobFileError(checked.source, checked.problems)
     for problem in checked.problems:

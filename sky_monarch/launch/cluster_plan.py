@@ -52,7 +52,7 @@ class Choice:
         instance: The place's name for a host; None where it has none, or none is known.
         image: Container image; None for the host's own system.
         hosts: The clusters.
-        reachability: How they reach each other.
+        reachability: How they reach each other; ``one host`` or ``one cluster`` where there is one.
         head: Where lighthouse and controller run.
         usd_per_hour: Price of all hosts of the job; None where that is unknown.
         price_day: The day of that price.
@@ -232,7 +232,7 @@ def _choice(job: JobSpec, candidate: Candidate, infra: str, known: Snapshot) -> 
         instance=offer.instance if offer else None,
         image=image,
         hosts=hosts,
-        reachability=str(cloud.reachability) if len(hosts) > 1 else "one host",
+        reachability=_reach(cloud, shape),
         head=head,
         usd_per_hour=total,
         price_day=offer.source.day if offer and total is not None else None,
@@ -240,6 +240,12 @@ def _choice(job: JobSpec, candidate: Candidate, infra: str, known: Snapshot) -> 
         notes=tuple(_notes(job, candidate, cloud, shape, offer, image, head)),
         tasks=tuple((cluster, json.dumps(task)) for cluster, task in tasks),
     )
+
+
+def _reach(cloud: Cloud, shape: Shape) -> str:
+    if shape.sets > 1:
+        return str(cloud.reachability)
+    return "one host" if shape.nodes == 1 else "one cluster"
 
 
 def _here(job: JobSpec) -> Choice:
@@ -343,6 +349,8 @@ def _notes(
         yield f"{shape.unused} of {shape.hosts * shape.gpus} GPUs are used by no group"
     if gpu and image is None:
         yield f"the hosts bring ROCm{f' {gpu.rocm} or newer' if gpu.rocm else ''} themselves"
+    if candidate.use_spot and cloud.spot is None:
+        yield f"whether there is spot capacity depends on the {cloud.title} cluster"
     if image and cloud.name == "slurm":
         yield "the image needs Pyxis on the Slurm cluster"
     if gpu and cloud.name in ("k8s", "ssh"):
