@@ -201,9 +201,12 @@ def _cheapest_first(choice: Choice) -> tuple[Any, ...]:
 def _digest(job: JobSpec, choices: list[Choice]) -> str:
     public = job.public_dict()
     kept = {key: public[key] for key in public if key not in ("infra", "resources", "head")}
+    described = [json.dumps([choice.infra, asdict(choice.head), choice.tasks]) for choice in choices]
+    ordered = job.resources.prefers_order
     content = {
         "job": {**kept, "envs": job.private_values()["envs"]},
-        "choices": [[choice.infra, asdict(choice.head), choice.tasks] for choice in choices],
+        "choices": described if ordered else sorted(described),
+        "ordered": ordered and len(choices) > 1,
     }
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

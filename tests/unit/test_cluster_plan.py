@@ -119,14 +119,19 @@ def test_another_intent_has_another_hash(change):
 def test_prices_are_no_part_of_the_hash():
     known = known_offers()
     runpod = known.clouds["runpod"]
-    dearer = [dataclasses.replace(offer, usd_per_hour=99.0) for offer in runpod.offers]
+    dearer = [
+        dataclasses.replace(offer, usd_per_hour=offer.count * 99.0) for offer in runpod.offers if offer.count
+    ]
     clouds = {**known.clouds, "runpod": dataclasses.replace(runpod, offers=tuple(dearer))}
-    job = load_job(f"{BASE}infra: runpod\nresources: {{accelerators: MI300X:2}}\n")
+    options = "any_of: [{infra: runpod}, {infra: oci}]"
+    job = load_job(f"{BASE}resources: {{accelerators: MI300X:2, {options}}}\n")
 
+    today = plan_clusters(job)
     changed = plan_clusters(job, snapshot=dataclasses.replace(known, clouds=clouds))
 
-    assert changed.choices[0].usd_per_hour == 99.0
-    assert changed.digest == plan_clusters(job).digest
+    assert [choice.infra for choice in today.choices] == ["runpod", "oci"]
+    assert [choice.infra for choice in changed.choices] == ["oci", "runpod"]
+    assert changed.digest == today.digest
 
 
 # --- where groups lie -----------------------------------------------------------------------------

@@ -168,7 +168,7 @@ def said(answers):
 def test_the_snapshot_says_of_each_cloud_what_skypilot_declares(answers, name):
     declared, cloud = answers[1][CLOUDS[name]], known_offers().clouds[name]
 
-    # Slurm runs images where its site has Pyxis: a plan does not count on that. Of Kubernetes SkyPilot asks the cluster.
+    # Slurm runs images where its site has Pyxis: a plan does not count on that. Kubernetes itself is asked for spot.
     skipped = {"slurm": {"docker"}, "k8s": {"spot"}, "ssh": {"spot"}}.get(name, set())
     assert {field: getattr(cloud, field) for field in declared if field not in skipped} == {
         field: value for field, value in declared.items() if field not in skipped
