@@ -47,7 +47,7 @@ def show_plan(
     _output.print_line(f"{plan.name}: {groups}, at least {plan.min_replicas}")
     _output.print_line(f"plan {plan.digest[:16]}, offers of {plan.offers_read}")
     _output.print_line("")
-    header = ("", "INFRA", "HOSTS", "EACH", "SPOT", "NETWORK", "$/H", "PRICE OF")
+    header = ("", "INFRA", "HOSTS", "EACH", "SPOT", "NETWORK", "$/H", "AS OF")
     rows = [_row(number, entry) for number, entry in enumerate(plan.choices, start=1)]
     for line in _output.columns(header, rows):
         _output.print_line(line)

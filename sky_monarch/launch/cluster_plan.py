@@ -55,7 +55,7 @@ class Choice:
         reachability: How they reach each other; ``one host`` or ``one cluster`` where there is one.
         head: Where lighthouse and controller run.
         usd_per_hour: Price of all hosts of the job; None where that is unknown.
-        price_day: The day of that price.
+        price_day: The day of that price; ``<= `` before it where its source bears no date.
         price_source: Where it was read.
         notes: What else to know.
         tasks: ``(cluster, SkyPilot task as JSON text)``, the head's first.
@@ -238,7 +238,7 @@ def _choice(job: JobSpec, candidate: Candidate, infra: str, known: Snapshot) -> 
         reachability=_reach(cloud, shape),
         head=head,
         usd_per_hour=total,
-        price_day=offer.source.day if offer and total is not None else None,
+        price_day=offer.source.as_of if offer and total is not None else None,
         price_source=offer.source.where if offer and total is not None else None,
         notes=tuple(_notes(job, candidate, cloud, shape, offer, image, head)),
         tasks=tuple((cluster, json.dumps(task)) for cluster, task in tasks),

@@ -53,9 +53,9 @@ class Source:
     dated: str | None = None
 
     @property
-    def day(self) -> str:
-        """The day for which the fact holds, as far as is known."""
-        return self.dated or self.read
+    def as_of(self) -> str:
+        """The day for which the fact holds. Where the source bears no date it is that day or an earlier one."""
+        return self.dated or f"<= {self.read}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

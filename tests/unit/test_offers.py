@@ -30,7 +30,9 @@ def test_each_offer_is_of_a_known_model_and_says_where_it_was_read():
         for offer in cloud.offers:
             assert offer.gpu in GPUS
             assert offer.source.where.startswith("https://")
-            assert dt.date.fromisoformat(offer.source.day) <= dt.date.fromisoformat(known_offers().read)
+            assert dt.date.fromisoformat(offer.source.as_of.removeprefix("<= ")) <= dt.date.fromisoformat(
+                known_offers().read
+            )
             assert offer.spot is not False or offer.usd_spot_per_hour is None, "a price of what is not sold"
 
 

@@ -24,9 +24,12 @@ ROOT = Path(__file__).resolve().parents[2]
 OWN = ROOT / ".venv-sky/bin/python"
 PYTHON = sys.executable if importlib.util.find_spec("sky") else str(OWN) if OWN.exists() else None
 
-pytestmark = pytest.mark.skipif(
-    PYTHON is None, reason="SkyPilot is not installed here (pip install 'sky-monarch[sky]', or .venv-sky)"
-)
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(
+        PYTHON is None, reason="SkyPilot is not installed here (pip install 'sky-monarch[sky]', or .venv-sky)"
+    ),
+]
 
 JOBS = [
     "infra: runpod\nresources: {accelerators: MI300X:2, ordered: [{use_spot: true}, {}]}",
@@ -36,7 +39,7 @@ JOBS = [
     "infra: azure\nresources: {accelerators: MI300X:2, use_spot: true}",
     "infra: k8s\nresources: {accelerators: MI300X:8, memory_gib: 64+}",
     "infra: slurm\nresources: {accelerators: MI300X:2}",
-    "infra: ssh/pool\nresources: {accelerators: MI325X:4}",
+    "infra: ssh\nresources: {accelerators: MI325X:4}",
 ]
 
 #: SkyPilot's own names.
@@ -87,7 +90,7 @@ FEATURES = {
     "docker": "DOCKER_IMAGE",
     "network_tier": "CUSTOM_NETWORK_TIER",
     "ports": "OPEN_PORTS",
-    "autodown": "AUTOSTOP",
+    "autodown": "AUTODOWN",
 }
 declared = {}
 for name in ("RunPod", "OCI", "Azure", "DO", "Slurm", "Kubernetes", "SSH"):
@@ -150,7 +153,7 @@ def answers(tmp_path_factory):
         env={**env, "HOME": str(home), "PYTHONPATH": str(ROOT), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
