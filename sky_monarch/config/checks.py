@@ -12,6 +12,7 @@ from typing import Any
 
 from sky_monarch.config.command import rank_command
 from sky_monarch.config.problem import Severity
+from sky_monarch.config.sync import EVERY_STEP
 
 __all__ = ["LADDER", "Finding", "disagreements"]
 
@@ -127,10 +128,10 @@ def _alternatives(job: Mapping[str, Any]) -> list[Finding]:
 
 
 def _distance(job: Mapping[str, Any]) -> list[Finding]:
-    if job.get("placement") != "any" or job.get("sync") != "step":
+    if job.get("placement") != "any" or job.get("sync", EVERY_STEP) != EVERY_STEP:
         return []
     message = "any: groups that exchange gradients at each step must share a network"
-    fix = "write placement: same-zone, or sync: semi where the script averages every so many steps"
+    fix = "write placement: same-zone, or sync: diloco(20), with which a session averages only every 20 steps"
     return [Finding(("placement",), message, fix)]
 
 

@@ -42,7 +42,6 @@ __all__ = [
     "Spot",
     "Standby",
     "Steps",
-    "Sync",
     "Text",
     "shown",
     "slug",
@@ -296,16 +295,6 @@ Head = Annotated[
             value,
             ("auto", "here", "cluster", "api-server"),
             {"local": "here", "laptop": "here", "remote": "cluster", "server": "api-server"},
-        )
-    ),
-]
-Sync = Annotated[
-    Literal["step", "semi"],
-    BeforeValidator(
-        lambda value: _word(
-            value,
-            ("step", "semi"),
-            {"every-step": "step", "full": "step", "diloco": "semi", "semi-sync": "semi", "localsgd": "semi"},
         )
     ),
 ]

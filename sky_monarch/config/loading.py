@@ -54,7 +54,7 @@ _OPTION_FIELDS = {**_FIELDS, "resources": tuple(ResourceOption.model_fields)}
 
 # Fields whose text counts as typed: `name: 1.10` is "1.10", and `run: true` runs `true`.
 _TEXTS = frozenset(
-    {"name", "infra", "workdir", "setup", "run", "checkpoint.to", "lighthouse", "lighthouse.kind"}
+    {"name", "infra", "workdir", "setup", "run", "sync", "checkpoint.to", "lighthouse", "lighthouse.kind"}
 )
 # Also in the options of a list, whose paths are not known beforehand.
 _TEXT_NAMES = ("cpus", "memory_gib", "infra", "image")

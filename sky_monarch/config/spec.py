@@ -45,12 +45,12 @@ from sky_monarch.config.fields import (
     Segments,
     Standby,
     Steps,
-    Sync,
     Text,
     shown,
 )
 from sky_monarch.config.problem import FieldRefusalError
 from sky_monarch.config.resources import Resources
+from sky_monarch.config.sync import EVERY_STEP, read_sync
 from sky_monarch.errors import ConfigError
 
 __all__ = ["Checkpoint", "JobSpec", "Lighthouse", "Logs", "Recovery"]
@@ -78,6 +78,15 @@ Variables = Annotated[
     PlainSerializer(lambda variables: sorted(variables), return_type=list[str]),
     WithJsonSchema(
         {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean", "null"]}}
+    ),
+]
+
+
+Sync = Annotated[
+    str,
+    BeforeValidator(read_sync),
+    WithJsonSchema(
+        {"anyOf": [{"const": EVERY_STEP}, {"type": "string", "pattern": r"^diloco\([1-9][0-9]*\)$"}]}
     ),
 ]
 
@@ -223,11 +232,7 @@ class JobSpec(Part):
     such as `runpod` or `oci/region/zone`. `any_of` and `ordered` may name others."""
 
     placement: Placement = "same-zone"
-    """How far apart hosts may be. `any`: anywhere, which needs `sync: semi`."""
-
-    sync: Sync = "step"
-    """How often replica groups exchange what they learned. `step`: gradients, at each step. `semi`: the script
-    averages every so many steps (semi-synchronous), so that groups without a common network can train together."""
+    """How far apart hosts may be. `any`: anywhere, which needs `sync: diloco(n)`."""
 
     head: Head = "auto"
     """Where lighthouse and controller run: `here`, on a `cluster` (a small one of their own, or the only host),
@@ -250,6 +255,10 @@ class JobSpec(Part):
 
     preload: ModuleNames = ()
     """Python modules that a standby imports ahead of time, such as `[torch]`."""
+
+    sync: Sync = EVERY_STEP
+    """When the groups of a `Session` average. `every_step`: gradients, in each step. `diloco(20)`: each group takes
+    20 steps alone, then all average how far they came, and take one outer step."""
 
     envs: Annotated[Variables, Field(repr=False, default_factory=dict)]
     """Environment variables. A value reaches the ranks as typed: `010` stays `010`."""

@@ -41,6 +41,9 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("checkpoints", "ckpt", "checkpointing"), "checkpoint"),
         **dict.fromkeys(("logging", "log"), "logs"),
         "setup_timeout": "setup_timeout_s",
+        **dict.fromkeys(
+            ("sync_mode", "sync_every", "sync_steps", "semi_sync_method", "diloco", "local_steps"), "sync"
+        ),
     },
     "resources": {
         **dict.fromkeys(("gpus", "gpu", "accelerator", "devices", "gpu_type"), "accelerators"),

@@ -14,8 +14,7 @@ min_replicas: 1                  # the job goes on while this many are left
 ranks_per_replica: 1             # processes of one replica group, one a GPU as a rule
 
 # infra: local                   # where it runs: local is this machine; slurm, k8s, ssh, runpod, oci ...
-# placement: same-zone           # any: hosts may be far apart, which needs sync: semi
-# sync: step                     # semi: the script averages every so many steps
+# placement: same-zone           # any: hosts may be far apart, which needs sync: diloco(n)
 # head: auto                     # where lighthouse and controller run: here, cluster or api-server
 # resources:                     # what each replica group runs on
 #   accelerators: null           # MI300X:8, [MI300X:8, MI325X:8] in order, {MI300X: 8, MI325X: 8} for any
@@ -33,6 +32,7 @@ ranks_per_replica: 1             # processes of one replica group, one a GPU as 
 
 run: python train.py             # what each rank runs; a single command gets no shell around it
 # preload: []                    # modules that a warm standby imports ahead of time, such as [torch]
+# sync: every_step               # diloco(20): each group takes 20 steps alone, then all average
 
 # envs: {}                       # environment of the ranks, one NAME: value a line; values arrive as typed
 # secrets: {}                    # the same, shown nowhere; better: `sky-monarch up --secret NAME`

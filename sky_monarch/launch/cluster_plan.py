@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from sky_monarch.config.sync import EVERY_STEP
 from sky_monarch.errors import ConfigError
 from sky_monarch.gpus import GPUS
 from sky_monarch.launch import rocm
@@ -112,7 +113,7 @@ class ClusterPlan:
         min_replicas: Groups that must be left.
         ranks_per_replica: Processes of one group.
         placement: ``same-zone`` or ``any``.
-        sync: ``step`` or ``semi``.
+        sync: ``every_step`` or ``diloco(n)``.
         offers_read: The day of the snapshot of offers.
         choices: Candidates in the order in which they are tried, at least one.
         refused: Candidates that cannot be.
@@ -346,7 +347,7 @@ def _notes(
     infra = candidate.infra or job.infra
     if shape.sets > 1 and job.placement == "same-zone" and not _is_one_zone(cloud.name, infra):
         yield f"{job.name}-h0 chooses the zone, the others follow it"
-    if shape.sets > 1 and job.sync == "semi" and cloud.reachability is not Reachability.SAME_NETWORK:
+    if shape.sets > 1 and job.sync != EVERY_STEP and cloud.reachability is not Reachability.SAME_NETWORK:
         yield "groups average through the agents' tunnel"
     if shape.unused:
         yield f"{shape.unused} of {shape.hosts * shape.gpus} GPUs are used by no group"

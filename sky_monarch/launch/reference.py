@@ -16,7 +16,7 @@ __all__ = ["clouds_page"]
 
 _MEANING = {
     Reachability.SAME_NETWORK: "every port of every host, over a private network: groups may be on many hosts",
-    Reachability.PUBLIC_PORTS: "only opened ports, on public addresses: all groups on one host, or `sync: semi`",
+    Reachability.PUBLIC_PORTS: "only opened ports, on public addresses: all groups on one host, or `sync: diloco(n)`",
     Reachability.MAPPED_PORTS: "the same, and the number outside is another one than inside",
     Reachability.NONE: "outwards only: the same",
     Reachability.UNKNOWN: "no source was read: a plan treats it as none",

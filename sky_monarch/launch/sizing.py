@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from sky_monarch.config.sync import EVERY_STEP
 from sky_monarch.gpus import MOST_PER_HOST
 from sky_monarch.launch.offers import Cloud, Offer, Reachability, Snapshot
 from sky_monarch.launch.placement import Shape, shape_of
@@ -129,7 +130,7 @@ def _problem(
             f"a group of {job.ranks_per_replica} ranks cannot be shared by {shape.nodes} hosts",
             f"set ranks_per_replica to a multiple of {shape.nodes}",
         )
-    if shape.sets > 1 and job.sync == "step" and cloud.reachability is not Reachability.SAME_NETWORK:
+    if shape.sets > 1 and job.sync == EVERY_STEP and cloud.reachability is not Reachability.SAME_NETWORK:
         how = {
             Reachability.UNKNOWN: "whether its hosts reach each other is not known",
             Reachability.NONE: "its hosts do not reach each other",
@@ -137,6 +138,6 @@ def _problem(
         fit = f"let all groups share one host ({MOST_PER_HOST} GPUs at the most), " if gpus else ""
         return (
             f"{job.replicas} groups need {shape.sets} hosts of {cloud.title}, and {how}: {_WHY_SAME_NETWORK}",
-            f"{fit}choose a place with a common network, or write sync: semi (if the script averages seldom)",
+            f"{fit}choose a place with a common network, or write sync: diloco(20)",
         )
     return None

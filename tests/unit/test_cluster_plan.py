@@ -72,7 +72,7 @@ def test_what_is_left_out_and_what_is_written_out_are_one_intent():
     short = plan("infra: runpod\nresources: {accelerators: MI300X:2}")
     image = short.choices[0].image
     long = plan(
-        "infra: runpod\nhead: cluster\nplacement: same-zone\nsync: step\nmin_replicas: 1\n"
+        "infra: runpod\nhead: cluster\nplacement: same-zone\nsync: every_step\nmin_replicas: 1\n"
         f"resources: {{accelerators: [MI300X:2], use_spot: false, image: '{image}', gpus_per_host: 8}}"
     )
 
@@ -158,12 +158,12 @@ def test_groups_that_could_not_talk_are_refused_before_money_is_spent():
 
     assert "4 groups need 2 hosts of RunPod" in str(error)
     assert "mapped ports" in str(error)
-    assert "sync: semi" in error.hint
+    assert "sync: diloco(20)" in error.hint
     assert "one host" in error.hint
 
 
 def test_groups_that_could_not_talk_may_train_semi_synchronously():
-    choice = first("infra: runpod\nsync: semi\nplacement: any\nresources: {accelerators: MI300X:4}")
+    choice = first("infra: runpod\nsync: diloco(20)\nplacement: any\nresources: {accelerators: MI300X:4}")
 
     assert [host.groups for host in choice.hosts] == [(0, 1), (2, 3)]
     assert any("tunnel" in note for note in choice.notes)
@@ -236,7 +236,9 @@ def test_hosts_of_one_zone_follow_the_first_unless_the_job_names_the_zone():
     assert follows not in first("infra: oci/eu/ad-1\nresources: {accelerators: MI300X:8}").notes
     assert (
         follows
-        not in first("infra: oci\nsync: semi\nplacement: any\nresources: {accelerators: MI300X:8}").notes
+        not in first(
+            "infra: oci\nsync: diloco(20)\nplacement: any\nresources: {accelerators: MI300X:8}"
+        ).notes
     )
 
 

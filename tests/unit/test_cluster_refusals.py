@@ -113,7 +113,7 @@ def test_groups_far_apart_must_be_said_to_train_semi_synchronously():
     with pytest.raises(ConfigError, match="must share a network") as caught:
         plan("infra: oci\nplacement: any\nresources: {accelerators: MI300X:2}")
 
-    assert "sync: semi" in caught.value.problems[0].fix
+    assert "sync: diloco(20)" in caught.value.problems[0].fix
 
 
 @pytest.mark.parametrize(
@@ -123,8 +123,8 @@ def test_groups_far_apart_must_be_said_to_train_semi_synchronously():
         ("placement: samezone", "same-zone"),
         ("head: local", "here"),
         ("head: clusters", "cluster"),
-        ("sync: diloco", "semi"),
-        ("sync: every-step", "step"),
+        ("sync: diloco", "diloco(20)"),
+        ("sync: every-step", "every_step"),
         ("resources: {gpus_per_host: 9}", None),
         ("resources: {image: 'a b'}", None),
         ("resources: {image: 'https://x/y'}", None),
