@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from sky_monarch.sdk import down as down
     from sky_monarch.sdk import events as events
     from sky_monarch.sdk import logs as logs
+    from sky_monarch.sdk import plan as plan
     from sky_monarch.sdk import runs as runs
     from sky_monarch.sdk import status as status
     from sky_monarch.sdk import up as up
@@ -70,6 +71,7 @@ _HOMES = {
     "down": "sky_monarch.sdk",
     "events": "sky_monarch.sdk",
     "logs": "sky_monarch.sdk",
+    "plan": "sky_monarch.sdk",
     "runs": "sky_monarch.sdk",
     "status": "sky_monarch.sdk",
     "up": "sky_monarch.sdk",
@@ -99,6 +101,7 @@ __all__ = [
     "down",
     "events",
     "logs",
+    "plan",
     "runs",
     "status",
     "up",

@@ -1,7 +1,7 @@
 """AMD Instinct accelerators: what this version knows of them, and one spelling for each.
 
-Memory and architecture are those of AMD's data sheets and of LLVM's AMDGPU processor table. A name that is
-not in the table is refused: a typo would otherwise be found out by a provisioner, or by nobody.
+Memory, architecture and dies are those of AMD's table of GPU specifications (rocm.docs.amd.com, gpu-specs). A
+name that is not in the table is refused: a typo would otherwise be found out by a provisioner, or by nobody.
 """
 
 from __future__ import annotations
@@ -12,10 +12,22 @@ import unicodedata
 from dataclasses import dataclass
 from itertools import takewhile
 
-__all__ = ["GPUS", "MAX_COUNT", "Accelerator", "Gpu", "UnknownGpuError", "canonical_gpu", "parse_accelerator"]
+__all__ = [
+    "GPUS",
+    "MAX_COUNT",
+    "MOST_PER_HOST",
+    "Accelerator",
+    "Gpu",
+    "UnknownGpuError",
+    "canonical_gpu",
+    "parse_accelerator",
+]
 
 MAX_COUNT = 1024
 """Most accelerators that one replica group may ask for."""
+
+MOST_PER_HOST = 8
+"""Most accelerators of one host: the widest Instinct platforms that are sold hold eight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,14 +35,34 @@ class Gpu:
     """One model.
 
     Attributes:
-        name: Canonical spelling, such as ``MI300X``.
+        name: Canonical spelling, such as ``MI300X``; SkyPilot's catalogs use the same.
         memory_gib: HBM of one card.
         arch: Compiler target, such as ``gfx942``.
+        dies: Graphics dies of one card, each a device of its own to HIP. Kubernetes and Slurm count devices.
+        rocm: Oldest ROCm release that was read to support it; None where no source was read.
+        rocm_source: Where that was read.
     """
 
     name: str
     memory_gib: int
     arch: str
+    dies: int = 1
+    rocm: str | None = None
+    rocm_source: str | None = None
+
+    @property
+    def gres(self) -> str:
+        """Its type in Slurm's GRES, as sites spell it by convention: ``gpu:mi300x:8``. SkyPilot ignores case."""
+        return self.name.lower()
+
+    @property
+    def node_label(self) -> str:
+        """The Kubernetes label by which SkyPilot finds nodes that have it. None of SkyPilot's own tools puts it."""
+        return f"skypilot.co/accelerator={self.name.lower()}"
+
+    def label_command(self, node: str = "NODE") -> str:
+        """The command that puts :attr:`node_label` on a node."""
+        return f"kubectl label node {node} {self.node_label}"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -50,29 +82,37 @@ class UnknownGpuError(ValueError):
 
     Attributes:
         suggestion: The text that was probably meant.
+        fix: What to do, where no text can be suggested.
     """
 
-    def __init__(self, message: str, *, suggestion: str | None = None) -> None:
+    def __init__(self, message: str, *, suggestion: str | None = None, fix: str | None = None) -> None:
         super().__init__(message)
         self.suggestion = suggestion
+        self.fix = fix
 
+
+_GFX942 = "ROCm 6.1.0 release notes: supported operating systems of MI300A and MI300X"
+_GFX950 = "hipFFT 1.0.20 for ROCm 7.0.0 release notes: added gfx950 support"
 
 GPUS: dict[str, Gpu] = {
     gpu.name: gpu
     for gpu in (
         Gpu(name="MI100", memory_gib=32, arch="gfx908"),
         Gpu(name="MI210", memory_gib=64, arch="gfx90a"),
-        Gpu(name="MI250", memory_gib=128, arch="gfx90a"),
-        Gpu(name="MI250X", memory_gib=128, arch="gfx90a"),
-        Gpu(name="MI300A", memory_gib=128, arch="gfx942"),
-        Gpu(name="MI300X", memory_gib=192, arch="gfx942"),
+        Gpu(name="MI250", memory_gib=128, arch="gfx90a", dies=2),
+        Gpu(name="MI250X", memory_gib=128, arch="gfx90a", dies=2),
+        Gpu(name="MI300A", memory_gib=128, arch="gfx942", rocm="6.1", rocm_source=_GFX942),
+        Gpu(name="MI300X", memory_gib=192, arch="gfx942", rocm="6.1", rocm_source=_GFX942),
         Gpu(name="MI308X", memory_gib=192, arch="gfx942"),
         Gpu(name="MI325X", memory_gib=256, arch="gfx942"),
-        Gpu(name="MI350X", memory_gib=288, arch="gfx950"),
-        Gpu(name="MI355X", memory_gib=288, arch="gfx950"),
+        Gpu(name="MI350X", memory_gib=288, arch="gfx950", rocm="7.0", rocm_source=_GFX950),
+        Gpu(name="MI355X", memory_gib=288, arch="gfx950", rocm="7.0", rocm_source=_GFX950),
     )
 }
 """Known models by canonical name."""
+
+# Of another make. The list only chooses the words of a refusal; a name that is missing is refused all the same.
+_NVIDIA = re.compile(r"(NVIDIA|TESLA|GEFORCE|QUADRO)|[ABHLVPT]\d{1,3}[A-Z]{0,2}\d*|G[BH]\d{3}|RTX\w*")
 
 # Words that vendors and clouds put around the model's own name: "AMD Instinct MI300X OAM".
 _DECORATION = re.compile(r"\b(AMD|INSTINCT|OAM|GPU|ACCELERATOR)\b")
@@ -99,7 +139,12 @@ def canonical_gpu(text: str) -> str:
     longer = [known for known in GPUS if name and known.startswith(name)]
     suggestion = next(iter([*longer, *near]), None)
     shown = text.strip()[:40]
-    raise UnknownGpuError(f"{shown!r} is no AMD Instinct GPU of {', '.join(GPUS)}", suggestion=suggestion)
+    fix = None
+    if suggestion is None and _NVIDIA.match(name):
+        fix = "it is no AMD GPU: rank processes run on ROCm here; the nearest to ask for is MI300X"
+    raise UnknownGpuError(
+        f"{shown!r} is no AMD Instinct GPU of {', '.join(GPUS)}", suggestion=suggestion, fix=fix
+    )
 
 
 def _nearness(left: str, right: str) -> float:
@@ -134,10 +179,13 @@ def parse_accelerator(text: str) -> Accelerator:
         name = canonical_gpu(match["name"])
     except UnknownGpuError as error:
         count = f":{match['count']}" if error.suggestion and match["count"] else ""
-        raise UnknownGpuError(str(error), suggestion=error.suggestion and error.suggestion + count) from None
+        suggestion = error.suggestion and error.suggestion + count
+        raise UnknownGpuError(str(error), suggestion=suggestion, fix=error.fix) from None
     count_text = match["count"] if match["count"] is not None else "1"
     if not re.fullmatch(r"[1-9][0-9]{0,3}", count_text) or int(count_text) > MAX_COUNT:
+        fraction = re.fullmatch(r"\d*\.\d+", count_text) is not None
         raise UnknownGpuError(
-            f"the count of {name} must be a whole number from 1 to {MAX_COUNT}, not {count_text[:20]!r}"
+            f"the count of {name} must be a whole number from 1 to {MAX_COUNT}, not {count_text[:20]!r}",
+            fix="a GPU is not shared by groups: ask for whole ones" if fraction else None,
         )
     return Accelerator(name, int(count_text))

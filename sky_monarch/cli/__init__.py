@@ -15,6 +15,7 @@ from sky_monarch.cli import (
     events,
     init,
     logs,
+    plan,
     processes,
     status,
     up,
@@ -59,6 +60,7 @@ def _root(
 
 
 app.command("up")(up.up)
+app.command("plan")(plan.plan)
 app.command("attach")(attach.attach)
 app.command("status")(status.status)
 app.command("logs")(logs.logs)

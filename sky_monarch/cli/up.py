@@ -61,6 +61,11 @@ def up(
         raise JobFileError(checked.source, checked.problems)
     for problem in checked.problems:
         _output.say(f"warning: {problem}")
+    if dry_run and checked.job.places() != ("local",):
+        from sky_monarch.cli._plan import show_plan
+
+        show_plan(_up.plan_anywhere(checked.job, name=name), json=json)
+        return None if json else _output.say("nothing was started (--dry-run)")
     if dry_run:
         plan = _up.plan_job(checked.job, name=name, inject=inject or ())
         return _show_plan(plan.files["job.json"], plan.files["controller.json"]["injections"], json=json)

@@ -12,6 +12,7 @@ from typing import Any
 
 from sky_monarch.config.command import rank_command
 from sky_monarch.config.problem import Severity
+from sky_monarch.config.sync import EVERY_STEP
 
 __all__ = ["LADDER", "Finding", "disagreements"]
 
@@ -72,6 +73,7 @@ def disagreements(job: Mapping[str, Any]) -> list[Finding]:
         *_backoff(job),
         *_timeouts(job),
         *_alternatives(job),
+        *_distance(job),
         *_devices(job),
         *_preload(job),
         *_hot_standby(job),
@@ -123,6 +125,14 @@ def _alternatives(job: Mapping[str, Any]) -> list[Finding]:
     if resources.get("any_of") is None or resources.get("ordered") is None:
         return []
     return [Finding(("resources", "ordered"), "any_of and ordered exclude each other", "keep one of the two")]
+
+
+def _distance(job: Mapping[str, Any]) -> list[Finding]:
+    if job.get("placement") != "any" or job.get("sync", EVERY_STEP) != EVERY_STEP:
+        return []
+    message = "any: groups that exchange gradients at each step must share a network"
+    fix = "write placement: same-zone, or sync: diloco(20), with which a session averages only every 20 steps"
+    return [Finding(("placement",), message, fix)]
 
 
 def _devices(job: Mapping[str, Any]) -> list[Finding]:

@@ -11,21 +11,27 @@ import math
 import re
 import shlex
 import unicodedata
-from typing import Annotated, Any, Final
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
 
 from sky_monarch.config.problem import FieldRefusalError
+from sky_monarch.gpus import MOST_PER_HOST
 
 __all__ = [
     "LONGEST_S",
     "Amount",
     "Count",
+    "Head",
+    "HostGpus",
+    "Image",
     "Infra",
     "JobName",
     "Limit",
     "ModuleNames",
     "Part",
+    "Placement",
     "Positive",
     "Progress",
     "RequiredScript",
@@ -49,6 +55,8 @@ MAX_SCRIPT_BYTES: Final = 128 * 1024 - 1
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 _MAX_NAME = 40
+# Other names of the places that SkyPilot calls by the right-hand one; a plan has one spelling.
+_PLACES = {"kubernetes": "k8s", "digitalocean": "do", "oracle": "oci"}
 _UNITS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 
@@ -227,9 +235,33 @@ def _infra(value: object) -> str:
             f"must be a place such as local, slurm, k8s/context or runpod, not {shown(text)}"
         )
     head, slash, tail = text.partition("/")
-    if head.lower() == "local" and slash:
+    place = _PLACES.get(head.lower(), head.lower())
+    if place == "local" and slash:
         raise FieldRefusalError("local takes no /: it is this machine", suggestion="local")
-    return head.lower() + slash + tail
+    return place + (slash + tail if tail else "")
+
+
+def _image(value: object) -> str:
+    text = _text(value).strip()
+    name = text.removeprefix("docker:")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}", name) or name.startswith(("http:", "https:")):
+        raise FieldRefusalError(
+            f"must be a container image such as docker:rocm/pytorch:latest, not {shown(text)}"
+        )
+    return f"docker:{name}"
+
+
+def _word(value: object, words: tuple[str, ...], near: Mapping[str, str]) -> str:
+    """One of a few words; ``near`` holds others by which people mean one of them."""
+    if isinstance(value, str) and value in words:
+        return value
+    key = value.strip().lower().replace("_", "-").replace(" ", "-") if isinstance(value, str) else ""
+    meant = key if key in words else near.get(key)
+    close = difflib.get_close_matches(key, words, 1, 0.7)
+    raise FieldRefusalError(
+        f"must be {', '.join(words[:-1])} or {words[-1]}, not {shown(value)}",
+        suggestion=meant or (close[0] if close else None),
+    )
 
 
 def _schema(**schema: Any) -> WithJsonSchema:
@@ -249,6 +281,26 @@ JobName = Annotated[
 Script = Annotated[str, BeforeValidator(_script)]
 RequiredScript = Annotated[str, BeforeValidator(_required_script), _schema(type="string", minLength=1)]
 Infra = Annotated[str, BeforeValidator(_infra)]
+Image = Annotated[str, BeforeValidator(_image)]
+Placement = Annotated[
+    Literal["same-zone", "any"],
+    BeforeValidator(
+        lambda value: _word(value, ("same-zone", "any"), {"zone": "same-zone", "anywhere": "any"})
+    ),
+]
+Head = Annotated[
+    Literal["auto", "here", "cluster", "api-server"],
+    BeforeValidator(
+        lambda value: _word(
+            value,
+            ("auto", "here", "cluster", "api-server"),
+            {"local": "here", "laptop": "here", "remote": "cluster", "server": "api-server"},
+        )
+    ),
+]
+HostGpus = Annotated[
+    int, _whole_within(1, MOST_PER_HOST), _schema(type="integer", minimum=1, maximum=MOST_PER_HOST)
+]
 Amount = Annotated[str, BeforeValidator(_amount), _schema(type=["string", "number"])]
 Spot = Annotated[bool, BeforeValidator(_truth)]
 ModuleNames = Annotated[

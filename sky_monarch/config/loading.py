@@ -56,8 +56,11 @@ _OPTION_FIELDS = {**_FIELDS, "resources": tuple(ResourceOption.model_fields)}
 _TEXTS = frozenset(
     {"name", "infra", "workdir", "setup", "run", "sync", "checkpoint.to", "lighthouse", "lighthouse.kind"}
 )
-_AMOUNTS = ("cpus", "memory_gib")
-_NULLABLE = frozenset({"checkpoint", "accelerators", "cpus", "memory_gib", "any_of", "ordered"})
+# Also in the options of a list, whose paths are not known beforehand.
+_TEXT_NAMES = ("cpus", "memory_gib", "infra", "image")
+_NULLABLE = frozenset(
+    {"checkpoint", "accelerators", "cpus", "memory_gib", "any_of", "ordered", "gpus_per_host", "image"}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +184,7 @@ class _Loader:
             return [self._plain(item, (*path, index)) for index, item in enumerate(node.nodes)]
         if is_null(node):
             return None
-        textual = path_text(path) in _TEXTS or path[-1] in _AMOUNTS or path[0] == "preload"
+        textual = path_text(path) in _TEXTS or path[-1] in _TEXT_NAMES or path[0] == "preload"
         return node.text if textual else core_value(node)
 
     def _may_be_null(self, path: NodePath, node: Scalar) -> bool:

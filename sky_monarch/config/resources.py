@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
 
-from sky_monarch.config.fields import Amount, Part, Spot, shown
+from sky_monarch.config.fields import Amount, HostGpus, Image, Infra, Part, Spot, shown
 from sky_monarch.config.problem import FieldRefusalError
 from sky_monarch.gpus import Accelerator, UnknownGpuError, parse_accelerator
 
@@ -76,12 +76,13 @@ def _one(value: object) -> Accelerator:
     try:
         return parse_accelerator(value)
     except UnknownGpuError as error:
-        raise FieldRefusalError(str(error), suggestion=error.suggestion) from None
+        raise FieldRefusalError(str(error), suggestion=error.suggestion, fix=error.fix) from None
 
 
 def _counted(name: object, count: object) -> int:
     if isinstance(count, bool) or not isinstance(count, int):
-        raise FieldRefusalError(f"the count of {name} must be a whole number, not {shown(count)}")
+        fix = "a GPU is not shared by groups: ask for whole ones" if isinstance(count, float) else None
+        raise FieldRefusalError(f"the count of {name} must be a whole number, not {shown(count)}", fix=fix)
     return count
 
 
@@ -131,6 +132,12 @@ class ResourceOption(Part):
     use_spot: Spot | None = None
     """Whether this option may be taken back at any time."""
 
+    infra: Infra | None = None
+    """Where this option runs; by default where the job does."""
+
+    image: Image | None = None
+    """Container image of this option."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
@@ -140,6 +147,8 @@ class Candidate:
     cpus: str | None
     memory_gib: str | None
     use_spot: bool
+    infra: str | None = None
+    image: str | None = None
 
 
 class Resources(Part):
@@ -157,6 +166,14 @@ class Resources(Part):
 
     use_spot: Spot = False
     """Take capacity that can be taken back at any time, and costs less."""
+
+    gpus_per_host: HostGpus | None = None
+    """GPUs of one host, 8 at the most: as many replica groups share it as fit, and one that needs more spans
+    several. `null`: what costs least where prices are known, else one group a host."""
+
+    image: Image | None = None
+    """Container image of the hosts, such as `docker:rocm/pytorch:latest`. `null`: one of AMD's with ROCm, where
+    the place runs containers; elsewhere the host's own ROCm."""
 
     any_of: (
         Annotated[tuple[ResourceOption, ...], BeforeValidator(_options), Field(min_length=1, max_length=32)]
@@ -183,11 +200,19 @@ class Resources(Part):
             given = option.model_fields_set
             choice = option.accelerators if "accelerators" in given else self.accelerators
             spot = option.use_spot if option.use_spot is not None else self.use_spot
+            image = option.image if "image" in given else self.image
             for accelerator, cpus, memory in product(
                 choice.options if choice else (None,),
                 (option.cpus if "cpus" in given else self.cpus,),
                 (option.memory_gib if "memory_gib" in given else self.memory_gib,),
             ):
-                candidate = Candidate(accelerator=accelerator, cpus=cpus, memory_gib=memory, use_spot=spot)
+                candidate = Candidate(
+                    accelerator=accelerator,
+                    cpus=cpus,
+                    memory_gib=memory,
+                    use_spot=spot,
+                    infra=option.infra,
+                    image=image,
+                )
                 found.setdefault(candidate)
         return tuple(found)

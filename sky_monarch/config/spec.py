@@ -29,11 +29,13 @@ from sky_monarch.config import checks, environment
 from sky_monarch.config.checkpoint_target import require_no_credentials
 from sky_monarch.config.fields import (
     Count,
+    Head,
     Infra,
     JobName,
     Limit,
     ModuleNames,
     Part,
+    Placement,
     Positive,
     Progress,
     RequiredScript,
@@ -226,7 +228,15 @@ class JobSpec(Part):
     """Processes of one replica group, one a GPU as a rule."""
 
     infra: Infra = "local"
-    """Where it runs: `local` is this machine."""
+    """Where it runs: `local` (this machine), `slurm/cluster/partition`, `k8s/context`, `ssh/pool`, or a cloud
+    such as `runpod` or `oci/region/zone`. `any_of` and `ordered` may name others."""
+
+    placement: Placement = "same-zone"
+    """How far apart hosts may be. `any`: anywhere, which needs `sync: diloco(n)`."""
+
+    head: Head = "auto"
+    """Where lighthouse and controller run: `here`, on a `cluster` (a small one of their own, or the only host),
+    or beside SkyPilot's `api-server`. `auto`: `here` for `local` and Slurm, `cluster` elsewhere."""
 
     resources: Resources = Resources()
     """Hardware that each replica group asks for."""
@@ -334,6 +344,11 @@ class JobSpec(Part):
             raise ConfigError(
                 f"job.json cannot be used: {fields}", hint="another version wrote it"
             ) from error
+
+    def places(self) -> tuple[str, ...]:
+        """Every ``infra`` that the job may run on, each once, the job's own first where it is used."""
+        found = (candidate.infra or self.infra for candidate in self.resources.candidates())
+        return tuple(dict.fromkeys(found))
 
     def resolved_workdir(self, base: Path | None = None) -> Path:
         """Absolute working folder; a relative one is taken from ``base``, by default the current folder."""

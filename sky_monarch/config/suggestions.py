@@ -33,6 +33,7 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("memory", "mem"), "resources.memory_gib"),
         **dict.fromkeys(("cpu", "vcpus"), "resources.cpus"),
         **dict.fromkeys(("spot", "preemptible"), "resources.use_spot"),
+        **dict.fromkeys(("image_id", "docker", "docker_image", "container"), "resources.image"),
         **dict.fromkeys(("imports", "preload_modules", "modules"), "preload"),
         **dict.fromkeys(
             ("restart", "restarts", "job_recovery", "restart_policy", "fault_tolerance"), "recovery"
@@ -50,6 +51,8 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("cpu", "vcpus", "vcpu"), "cpus"),
         **dict.fromkeys(("spot", "preemptible", "interruptible"), "use_spot"),
         **dict.fromkeys(("cloud", "region", "zone", "infra", "provider"), "infra"),
+        **dict.fromkeys(("image_id", "docker", "docker_image", "container"), "image"),
+        **dict.fromkeys(("gpus_per_node", "host_gpus", "gpus_per_instance"), "gpus_per_host"),
     },
     "recovery": {
         **dict.fromkeys(

@@ -21,10 +21,11 @@ def require_supported(job: JobSpec) -> None:
     Raises:
         ConfigError: Naming what is not supported yet, and what to write instead.
     """
-    if job.infra not in LAUNCHABLE:
+    elsewhere = [place for place in job.places() if place not in LAUNCHABLE]
+    if elsewhere:
         raise ConfigError(
-            f"infra: this version launches on {', '.join(LAUNCHABLE)} only, not on {job.infra!r}",
-            hint="write `infra: local` to run on this machine",
+            f"infra: this version launches on {', '.join(LAUNCHABLE)} only, not on {', '.join(map(repr, elsewhere))}",
+            hint="`sky-monarch plan` shows what would run there; write `infra: local` to run on this machine",
         )
     if any(candidate.use_spot for candidate in job.resources.candidates()):
         raise ConfigError(

@@ -13,12 +13,16 @@ replicas: 2                      # replica groups: each trains a full copy and c
 min_replicas: 1                  # the job goes on while this many are left
 ranks_per_replica: 1             # processes of one replica group, one a GPU as a rule
 
-# infra: local                   # where it runs: local is this machine
+# infra: local                   # where it runs: local is this machine; slurm, k8s, ssh, runpod, oci ...
+# placement: same-zone           # any: hosts may be far apart, which needs sync: diloco(n)
+# head: auto                     # where lighthouse and controller run: here, cluster or api-server
 # resources:                     # what each replica group runs on
 #   accelerators: null           # MI300X:8, [MI300X:8, MI325X:8] in order, {MI300X: 8, MI325X: 8} for any
 #   cpus: null                   # 16, or 16+ for at least 16
 #   memory_gib: null             # 128, or 128+ for at least 128
 #   use_spot: false              # take capacity that can be taken back at any time
+#   gpus_per_host: null          # 8: groups share hosts of eight; null: what costs least, else a host each
+#   image: null                  # docker:rocm/pytorch:latest; null: one of AMD's, where containers run
 #   any_of: null                 # alternatives to the fields above: [{use_spot: true}, {cpus: 16}]
 #   ordered: null                # the same, the first wanted most; not together with any_of
 

@@ -30,6 +30,7 @@ from sky_monarch.sdk.types import (
 
 if TYPE_CHECKING:
     from sky_monarch.config import JobSpec
+    from sky_monarch.launch.cluster_plan import ClusterPlan
     from sky_monarch.sdk.bundle import Bundle
 
 __all__ = [
@@ -51,6 +52,7 @@ __all__ = [
     "down",
     "events",
     "logs",
+    "plan",
     "runs",
     "status",
     "up",
@@ -67,6 +69,27 @@ def validate(path: str | Path) -> JobSpec:
     from sky_monarch.config import load_job
 
     return load_job(Path(path))
+
+
+def plan(
+    job: Job,
+    *,
+    name: str | None = None,
+    env: Mapping[str, str | None] | None = None,
+    secret: Mapping[str, str | None] | None = None,
+) -> ClusterPlan:
+    """Plan a job: hosts, groups, price and SkyPilot tasks of each candidate. Asks nobody, starts nothing.
+
+    Args:
+        job: Path of a job file, or a ``JobSpec``.
+        name: Name of the run; by default the job's.
+        env: Variables on top of the job's ``envs``; None as a value takes the caller's own.
+        secret: The same for ``secrets``.
+
+    Raises:
+        ConfigError: The job cannot be used, or can be nowhere that it names; every reason is in it.
+    """
+    return _up.plan_anywhere(job, name=name, env=env, secret=secret)
 
 
 def up(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sky_monarch.errors import ConfigError
 from sky_monarch.launch import local
+from sky_monarch.launch.cluster_plan import ClusterPlan, plan_clusters
 from sky_monarch.launch.environment import caller_value, job_environment, state_dir
 from sky_monarch.launch.folder import Phase, RunFolder, list_runs, new_run_id
 from sky_monarch.launch.plan import LocalPlan, plan_local
@@ -20,7 +21,7 @@ from sky_monarch.sdk.run import Run
 if TYPE_CHECKING:
     from sky_monarch.config import JobSpec
 
-__all__ = ["Job", "launch_job", "plan_job"]
+__all__ = ["Job", "launch_job", "plan_anywhere", "plan_job"]
 
 #: What ``up`` takes: a path, or a job that is loaded already.
 Job: TypeAlias = "str | Path | JobSpec"
@@ -67,6 +68,32 @@ def _named(job: JobSpec, name: str) -> JobSpec:
     return job.model_copy(update={"name": name})
 
 
+def _prepared(
+    job: Job,
+    *,
+    name: str | None,
+    env: Mapping[str, str | None] | None,
+    secret: Mapping[str, str | None] | None,
+) -> JobSpec:
+    spec = _load(job, env or {}, secret or {})
+    return spec if name is None else _named(spec, name)
+
+
+def plan_anywhere(
+    job: Job,
+    *,
+    name: str | None = None,
+    env: Mapping[str, str | None] | None = None,
+    secret: Mapping[str, str | None] | None = None,
+) -> ClusterPlan:
+    """Plan hosts, groups and price, wherever the job runs. Asks nobody, starts nothing.
+
+    Raises:
+        ConfigError: The job cannot be used, or can be nowhere that it names.
+    """
+    return plan_clusters(_prepared(job, name=name, env=env, secret=secret))
+
+
 def plan_job(
     job: Job,
     *,
@@ -78,14 +105,14 @@ def plan_job(
     """Check everything that can be checked before anything is started, and plan the run.
 
     Raises:
-        ConfigError: The job, an override or an injection cannot be used.
+        ConfigError: The job, an override or an injection cannot be used, or this version does not launch there.
     """
     from sky_monarch import __version__
     from sky_monarch.config import parse_injection, require_supported
 
-    spec = _load(job, env or {}, secret or {})
-    if name is not None:
-        spec = _named(spec, name)
+    spec = _prepared(job, name=name, env=env, secret=secret)
+    if spec.places() != ("local",):
+        plan_clusters(spec)  # what is wrong with it comes before what this version cannot do yet
     require_supported(spec)
     injections = [
         parse_injection(text, replicas=spec.replicas, ranks_per_replica=spec.ranks_per_replica).to_wire(

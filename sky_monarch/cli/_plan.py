@@ -1,0 +1,133 @@
+"""How a plan is shown: a table of candidates, then the tasks of one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from sky_monarch.cli import _output
+from sky_monarch.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sky_monarch.launch.cluster_plan import Choice, ClusterPlan
+    from sky_monarch.launch.skypilot import Verdict
+
+__all__ = ["show_plan"]
+
+_SHOWN_HOSTS = 16
+
+
+def show_plan(
+    plan: ClusterPlan, *, json: bool, yaml: bool = False, candidate: int = 1, sky: bool = False
+) -> None:
+    """Print a plan.
+
+    Args:
+        plan: The plan.
+        json: As one JSON object.
+        yaml: The tasks only.
+        candidate: Whose tasks, from 1.
+        sky: Ask the installed SkyPilot as well.
+
+    Raises:
+        ConfigError: There is no candidate of that number.
+    """
+    if candidate > len(plan.choices):
+        raise ConfigError(f"the plan has {len(plan.choices)} candidates", hint="--candidate counts from 1")
+    choice = plan.choices[candidate - 1]
+    if yaml and not json:
+        return _output.print_line(_tasks(choice).rstrip("\n"))
+    verdicts = _look_up(plan.choices) if sky else {}
+    if json:
+        values = plan.to_json()
+        if sky:
+            values["skypilot"] = [_verdict_values(verdicts[entry]) for entry in plan.choices]
+        return _output.print_json(values, indent=None)
+    groups = f"{plan.replicas} replica groups of {plan.ranks_per_replica}"
+    _output.print_line(f"{plan.name}: {groups}, at least {plan.min_replicas}")
+    _output.print_line(f"plan {plan.digest[:16]}, offers of {plan.offers_read}")
+    _output.print_line("")
+    header = ("", "INFRA", "HOSTS", "EACH", "SPOT", "NETWORK", "$/H", "AS OF")
+    rows = [_row(number, entry) for number, entry in enumerate(plan.choices, start=1)]
+    for line in _output.columns(header, rows):
+        _output.print_line(line)
+    for number, entry in enumerate(plan.choices, start=1):
+        for note in entry.notes:
+            _output.print_line(f"{number}: {note}")
+        if entry in verdicts:
+            _output.print_line(f"{number}: {_verdict(verdicts[entry])}")
+    for refusal in plan.refused:
+        _output.print_line(f"refused: {refusal}")
+    _show_hosts(choice, candidate)
+    if choice.tasks:
+        _output.print_line("")
+        _output.print_line(_tasks(choice).rstrip("\n"))
+    return None
+
+
+def _row(number: int, choice: Choice) -> tuple[str, ...]:
+    hosts = sum(host.nodes for host in choice.hosts)
+    each = choice.accelerator or "-"
+    if choice.instance:
+        each = f"{each} ({choice.instance})"
+    price = "unknown" if choice.usd_per_hour is None else f"{choice.usd_per_hour:.2f}"
+    if choice.infra == "local":
+        price = "-"
+    spot = "yes" if choice.use_spot else "no"
+    network = choice.reachability
+    return (str(number), choice.infra, str(hosts), each, spot, network, price, choice.price_day or "-")
+
+
+def _show_hosts(choice: Choice, candidate: int) -> None:
+    _output.print_line("")
+    _output.print_line(f"candidate {candidate}:")
+    rows = [(host.cluster, str(host.nodes), _ranges(host.groups)) for host in choice.hosts[:_SHOWN_HOSTS]]
+    for line in _output.columns(("CLUSTER", "HOSTS", "GROUPS"), rows):
+        _output.print_line(f"  {line}")
+    if len(choice.hosts) > _SHOWN_HOSTS:
+        _output.print_line(f"  and {len(choice.hosts) - _SHOWN_HOSTS} more")
+    where = f"on {choice.head.cluster}" if choice.head.cluster else choice.head.kind
+    _output.print_line(f"  lighthouse and controller: {where}")
+
+
+def _ranges(groups: Iterable[int]) -> str:
+    """``0-3``; groups of a host follow each other."""
+    found = list(groups)
+    return str(found[0]) if len(found) == 1 else f"{found[0]}-{found[-1]}"
+
+
+def _tasks(choice: Choice) -> str:
+    """A YAML document a task."""
+    from sky_monarch.launch.yaml_text import yaml_text
+
+    return "".join(
+        f"---\n# sky launch -c {cluster}\n{yaml_text(task)}" for cluster, task in choice.documents()
+    )
+
+
+def _look_up(choices: Iterable[Choice]) -> dict[Choice, Verdict | None]:
+    """What SkyPilot's catalogs say of each; None for this machine."""
+    from sky_monarch.launch import skypilot
+
+    found: dict[Choice, Verdict | None] = {}
+    for choice in choices:
+        # All hosts of a choice are alike; the last is never the head.
+        task = next(reversed([task for _, task in choice.documents()]), None)
+        found[choice] = None if task is None else skypilot.look_up(task)
+    return found
+
+
+def _verdict(verdict: Verdict | None) -> str:
+    if verdict is None:
+        return "this machine needs no SkyPilot"
+    if not verdict.found:
+        return f"SkyPilot finds nothing: {verdict.reason}"
+    listed = ", ".join(f"{instance} at {usd:.2f} $/h" for instance, usd in verdict.found[:3])
+    return f"SkyPilot finds {listed} a cluster"
+
+
+def _verdict_values(verdict: Verdict | None) -> dict[str, Any] | None:
+    if verdict is None:
+        return None
+    found = [{"instance": instance, "usd_per_hour": usd} for instance, usd in verdict.found]
+    return {"found": found, "reason": verdict.reason}

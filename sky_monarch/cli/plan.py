@@ -1,0 +1,56 @@
+"""``sky-monarch plan``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sky_monarch.cli import _output
+
+__all__ = ["plan"]
+
+
+def plan(
+    job: Annotated[Path, typer.Argument(help="Job file (YAML).", show_default=False)],
+    name: Annotated[
+        str | None, typer.Option("--name", "-n", help="Name of the run; by default the job's.")
+    ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option("--env", metavar="K[=V]", help="As with `up`. No value of it is shown."),
+    ] = None,
+    secret: Annotated[
+        list[str] | None,
+        typer.Option("--secret", metavar="K[=V]", help="As with `up`. No value of it is shown."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="The whole plan as JSON.")] = False,
+    yaml: Annotated[
+        bool, typer.Option("--yaml", help="Only the SkyPilot tasks, one YAML document each.")
+    ] = False,
+    candidate: Annotated[
+        int, typer.Option("--candidate", "-c", min=1, help="The candidate whose tasks are shown.")
+    ] = 1,
+    sky: Annotated[
+        bool, typer.Option("--sky", help="Also look it up in the catalogs of the installed SkyPilot.")
+    ] = False,
+) -> None:
+    """Show where JOB would run, what that costs, and the tasks that SkyPilot would get; start nothing.
+
+    Needs neither network nor credentials, nor SkyPilot. Prices are those of a dated snapshot.
+    """
+    _output.use_json(json)
+    from sky_monarch.cli._plan import show_plan
+    from sky_monarch.config import JobFileError, check_job, parse_overrides
+    from sky_monarch.sdk import _up
+
+    checked = check_job(
+        job, env_overrides=parse_overrides(env or ()), secret_overrides=parse_overrides(secret or ())
+    )
+    if checked.job is None:
+        raise JobFileError(checked.source, checked.problems)
+    for problem in checked.problems:
+        _output.say(f"warning: {problem}")
+    found = _up.plan_anywhere(checked.job, name=name)
+    show_plan(found, json=json, yaml=yaml, candidate=candidate, sky=sky)

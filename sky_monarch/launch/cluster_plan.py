@@ -1,0 +1,376 @@
+"""Plans a job on hosts that do not exist yet: candidates in order, or the reason why there is none.
+
+Pure: nothing is asked, started or written, and no credentials are needed. What could only fail after money was
+spent is refused here: groups that could not reach each other, a CUDA image on ROCm, spot where there is none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from sky_monarch.config.sync import EVERY_STEP
+from sky_monarch.errors import ConfigError
+from sky_monarch.gpus import GPUS
+from sky_monarch.launch import rocm
+from sky_monarch.launch.offers import Cloud, Offer, Reachability, Snapshot, known_offers
+from sky_monarch.launch.placement import HostSet, Shape, host_sets
+from sky_monarch.launch.sizing import CandidateRefusedError, choose_size
+from sky_monarch.launch.tasks import head_task, host_task
+
+if TYPE_CHECKING:
+    from sky_monarch.config import Candidate, JobSpec
+
+__all__ = ["Choice", "ClusterPlan", "Head", "Refusal", "plan_clusters"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """Where lighthouse and controller of a choice run.
+
+    Attributes:
+        kind: ``here``, ``cluster`` or ``api-server``.
+        cluster: The cluster that holds them; None where that is none.
+        own: It is a cluster of their own.
+    """
+
+    kind: str
+    cluster: str | None = None
+    own: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One candidate: the whole job in one place. Candidates are tried in order, and never mixed.
+
+    Attributes:
+        infra: The place.
+        accelerator: GPUs of one host, ``MI300X:8``; None for none.
+        use_spot: Whether capacity may be taken back.
+        instance: The place's name for a host; None where it has none, or none is known.
+        image: Container image; None for the host's own system.
+        hosts: The clusters.
+        reachability: How they reach each other; ``one host`` or ``one cluster`` where there is one.
+        head: Where lighthouse and controller run.
+        usd_per_hour: Price of all hosts of the job; None where that is unknown.
+        price_day: The day of that price; ``<= `` before it where its source bears no date.
+        price_source: Where it was read.
+        notes: What else to know.
+        tasks: ``(cluster, SkyPilot task as JSON text)``, the head's first.
+    """
+
+    infra: str
+    accelerator: str | None
+    use_spot: bool
+    instance: str | None
+    image: str | None
+    hosts: tuple[HostSet, ...]
+    reachability: str
+    head: Head
+    usd_per_hour: float | None
+    price_day: str | None
+    price_source: str | None
+    notes: tuple[str, ...]
+    tasks: tuple[tuple[str, str], ...]
+
+    def documents(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """``(cluster, task)``: what ``sky launch -c cluster`` takes. Without any value of ``envs`` or ``secrets``."""
+        for cluster, text in self.tasks:
+            yield cluster, json.loads(text)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        values = asdict(self)
+        values["tasks"] = [{"cluster": cluster, "task": task} for cluster, task in self.documents()]
+        return values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A candidate that cannot be, and what would help."""
+
+    infra: str
+    wanted: str
+    reason: str
+    fix: str
+
+    def __str__(self) -> str:
+        """One line for people."""
+        return f"{self.wanted} on {self.infra}: {self.reason}; {self.fix}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterPlan:
+    """What would be launched.
+
+    Attributes:
+        name: Name of the job.
+        digest: Hash of what would be launched: equal for equal intent. Prices are no part of it.
+        replicas: Replica groups.
+        min_replicas: Groups that must be left.
+        ranks_per_replica: Processes of one group.
+        placement: ``same-zone`` or ``any``.
+        sync: ``every_step`` or ``diloco(n)``.
+        offers_read: The day of the snapshot of offers.
+        choices: Candidates in the order in which they are tried, at least one.
+        refused: Candidates that cannot be.
+    """
+
+    name: str
+    digest: str
+    replicas: int
+    min_replicas: int
+    ranks_per_replica: int
+    placement: str
+    sync: str
+    offers_read: str
+    choices: tuple[Choice, ...]
+    refused: tuple[Refusal, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values, for ``plan --json``."""
+        values = {key: getattr(self, key) for key in self.__dataclass_fields__}
+        values["choices"] = [choice.to_json() for choice in self.choices]
+        values["refused"] = [asdict(refusal) for refusal in self.refused]
+        return values
+
+
+def plan_clusters(job: JobSpec, *, snapshot: Snapshot | None = None) -> ClusterPlan:
+    """Plan a job.
+
+    Args:
+        job: The job.
+        snapshot: What is known of the places; by default what this version ships.
+
+    Raises:
+        ConfigError: No candidate can be; every reason is in it, with its fix.
+    """
+    known = snapshot or known_offers()
+    choices: list[Choice] = []
+    refused: list[Refusal] = []
+    for candidate in job.resources.candidates():
+        infra = candidate.infra or job.infra
+        try:
+            choices.append(_choice(job, candidate, infra, known))
+        except CandidateRefusedError as error:
+            spot = " spot" if candidate.use_spot else ""
+            wanted = f"{candidate.accelerator or 'no GPU'}{spot}"
+            refused.append(Refusal(infra=infra, wanted=wanted, reason=str(error), fix=error.fix))
+    if not choices:
+        _refuse_all(refused)
+    choices = list(dict.fromkeys(choices))
+    if not job.resources.prefers_order:
+        choices.sort(key=_cheapest_first)
+    return ClusterPlan(
+        name=job.name,
+        digest=_digest(job, choices),
+        replicas=job.replicas,
+        min_replicas=job.min_replicas,
+        ranks_per_replica=job.ranks_per_replica,
+        placement=job.placement,
+        sync=job.sync,
+        offers_read=known.read,
+        choices=tuple(choices),
+        refused=tuple(refused),
+    )
+
+
+def _refuse_all(refused: list[Refusal]) -> None:
+    if len(refused) == 1:
+        (only,) = refused
+        raise ConfigError(f"{only.wanted} on {only.infra}: {only.reason}", hint=only.fix)
+    lines = "\n".join(f"  {refusal}" for refusal in refused)
+    raise ConfigError(f"none of the {len(refused)} candidates can be\n{lines}")
+
+
+def _cheapest_first(choice: Choice) -> tuple[Any, ...]:
+    """Known prices first; of equal ones the spot; then by text, so that equal intent gives one order."""
+    price = choice.usd_per_hour
+    return (
+        price is None,
+        price or 0.0,
+        not choice.use_spot,
+        choice.infra,
+        choice.accelerator or "",
+        choice.tasks,
+    )
+
+
+def _digest(job: JobSpec, choices: list[Choice]) -> str:
+    public = job.public_dict()
+    kept = {key: public[key] for key in public if key not in ("infra", "resources", "head")}
+    described = [json.dumps([choice.infra, asdict(choice.head), choice.tasks]) for choice in choices]
+    ordered = job.resources.prefers_order
+    content = {
+        "job": {**kept, "envs": job.private_values()["envs"]},
+        "choices": described if ordered else sorted(described),
+        "ordered": ordered and len(choices) > 1,
+    }
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _choice(job: JobSpec, candidate: Candidate, infra: str, known: Snapshot) -> Choice:
+    cloud = _cloud(infra, candidate, known)
+    image = _image(job, candidate, cloud)
+    if cloud.by == "local":
+        return _here(job)
+    shape, offer = choose_size(job, candidate, cloud, known)
+    hosts = host_sets(job.name, replicas=job.replicas, shape=shape)
+    head = _head(job, cloud, hosts)
+    accelerator = f"{candidate.accelerator.name}:{shape.gpus}" if candidate.accelerator else None
+    each = offer.price(spot=candidate.use_spot) if offer else None
+    total = None if each is None else round(each * shape.hosts, 4)
+    tasks = [
+        (host.cluster, host_task(job, candidate, cloud, host, infra, accelerator, image)) for host in hosts
+    ]
+    if head.own and head.cluster:
+        tasks.insert(0, (head.cluster, head_task(cloud, head.cluster, infra)))
+    return Choice(
+        infra=infra,
+        accelerator=accelerator,
+        use_spot=candidate.use_spot,
+        instance=offer.instance if offer else None,
+        image=image,
+        hosts=hosts,
+        reachability=_reach(cloud, shape),
+        head=head,
+        usd_per_hour=total,
+        price_day=offer.source.as_of if offer and total is not None else None,
+        price_source=offer.source.where if offer and total is not None else None,
+        notes=tuple(_notes(job, candidate, cloud, shape, offer, image, head)),
+        tasks=tuple((cluster, json.dumps(task)) for cluster, task in tasks),
+    )
+
+
+def _reach(cloud: Cloud, shape: Shape) -> str:
+    if shape.sets > 1:
+        return str(cloud.reachability)
+    return "one host" if shape.nodes == 1 else "one cluster"
+
+
+def _here(job: JobSpec) -> Choice:
+    groups = tuple(range(job.replicas))
+    return Choice(
+        infra="local",
+        accelerator=None,
+        use_spot=False,
+        instance=None,
+        image=None,
+        hosts=(HostSet(cluster="local", groups=groups),),
+        reachability="one host",
+        head=Head(kind="here"),
+        usd_per_hour=0.0,
+        price_day=None,
+        price_source=None,
+        notes=(),
+        tasks=(),
+    )
+
+
+def _cloud(infra: str, candidate: Candidate, known: Snapshot) -> Cloud:
+    name = infra.partition("/")[0]
+    cloud = known.clouds.get(name)
+    if cloud is None:
+        places = ", ".join(cloud.name for cloud in known.clouds.values() if cloud.plannable)
+        raise CandidateRefusedError("nothing is known of this place", f"known are {places}")
+    if not cloud.plannable:
+        raise CandidateRefusedError(
+            f"SkyPilot has no cloud of this name; {cloud.title} is reached by {cloud.by}",
+            "write the infra of its cluster, such as k8s/CONTEXT, slurm/CLUSTER or ssh/POOL",
+        )
+    if candidate.use_spot and cloud.spot is False:
+        raise CandidateRefusedError(f"{cloud.title} has no spot capacity", "leave use_spot out")
+    return cloud
+
+
+def _image(job: JobSpec, candidate: Candidate, cloud: Cloud) -> str | None:
+    """The image of the hosts; nothing of CUDA where there are AMD GPUs."""
+    given, accelerator = candidate.image, candidate.accelerator
+    if given and cloud.name == "local":
+        raise CandidateRefusedError("this machine runs no image", "leave resources.image out")
+    if given and not cloud.docker and cloud.name != "slurm":
+        raise CandidateRefusedError(
+            f"SkyPilot starts no container image on {cloud.title}",
+            "leave resources.image out: the hosts' own ROCm is used, which setup may install",
+        )
+    if accelerator is None:
+        return given
+    gpu = GPUS[accelerator.name]
+    if given and rocm.image_is_cuda(given):
+        raise CandidateRefusedError(
+            f"{given} is built for CUDA, {gpu.name} needs ROCm",
+            f"leave image out, or write {rocm.DEFAULT_IMAGE}",
+        )
+    if given and (needed := rocm.too_old_for(gpu, given)):
+        raise CandidateRefusedError(
+            f"the ROCm of {given} does not know {gpu.arch}: {gpu.name} needs {needed} or newer",
+            f"leave image out, or write {rocm.DEFAULT_IMAGE}",
+        )
+    for field in ("setup", "run"):
+        if part := rocm.cuda_in(getattr(job, field)):
+            raise CandidateRefusedError(
+                f"{field} installs a build for CUDA ({part}), {gpu.name} needs ROCm",
+                "install from https://download.pytorch.org/whl/rocm…, or leave torch to the image",
+            )
+    return given or (rocm.DEFAULT_IMAGE if cloud.docker else None)
+
+
+def _head(job: JobSpec, cloud: Cloud, hosts: tuple[HostSet, ...]) -> Head:
+    kind = job.head
+    if kind == "auto":
+        kind = "here" if cloud.name == "slurm" else "cluster"
+    if kind == "cluster" and cloud.name == "slurm":
+        raise CandidateRefusedError(
+            "SkyPilot opens no ports on Slurm, where hosts dial the head", "write head: here"
+        )
+    if kind != "cluster":
+        return Head(kind=kind)
+    if len(hosts) == 1:
+        return Head(kind=kind, cluster=hosts[0].cluster)
+    return Head(kind=kind, cluster=f"{job.name}-head", own=True)
+
+
+def _notes(
+    job: JobSpec,
+    candidate: Candidate,
+    cloud: Cloud,
+    shape: Shape,
+    offer: Offer | None,
+    image: str | None,
+    head: Head,
+) -> Iterator[str]:
+    gpu = GPUS[candidate.accelerator.name] if candidate.accelerator else None
+    infra = candidate.infra or job.infra
+    if shape.sets > 1 and job.placement == "same-zone" and not _is_one_zone(cloud.name, infra):
+        yield f"{job.name}-h0 chooses the zone, the others follow it"
+    if shape.sets > 1 and job.sync != EVERY_STEP and cloud.reachability is not Reachability.SAME_NETWORK:
+        yield "groups average through the agents' tunnel"
+    if shape.unused:
+        yield f"{shape.unused} of {shape.hosts * shape.gpus} GPUs are used by no group"
+    if gpu and image is None:
+        yield f"the hosts bring ROCm{f' {gpu.rocm} or newer' if gpu.rocm else ''} themselves"
+    if candidate.use_spot and cloud.spot is None:
+        yield f"whether there is spot capacity depends on the {cloud.title} cluster"
+    if image and cloud.name == "slurm":
+        yield "the image needs Pyxis on the Slurm cluster"
+    if gpu and cloud.name in ("k8s", "ssh"):
+        yield f"each node needs the label {gpu.node_label}: {gpu.label_command()}"
+    if gpu and gpu.dies > 1 and cloud.name in ("k8s", "slurm", "ssh"):
+        yield f"a {gpu.name} shows as {gpu.dies} devices, and devices are what {cloud.title} counts"
+    if offer and offer.in_catalog is not True:
+        known = "has no row for it" if offer.in_catalog is False else "was not read"
+        yield f"SkyPilot's own catalog {known}: `sky launch` may not find it"
+    if head.own and offer and offer.price(spot=candidate.use_spot) is not None:
+        yield f"the price of {head.cluster} (2 CPUs) is not known, and not in the sum"
+    if head.kind == "here" and cloud.name != "slurm":
+        yield "the hosts dial this machine: it needs an address that they reach"
+
+
+def _is_one_zone(cloud: str, infra: str) -> bool:
+    """Whether infra says where exactly."""
+    parts = [part for part in infra.split("/")[1:] if part]
+    return len(parts) >= (1 if cloud in ("slurm", "k8s", "ssh", "do") else 2)

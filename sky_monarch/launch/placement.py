@@ -1,0 +1,85 @@
+"""Replica groups on hosts: arithmetic only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["HostSet", "Shape", "host_sets", "shape_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostSet:
+    """One cluster: what is launched, lost and replaced alone.
+
+    Attributes:
+        cluster: Its name, ``<job>-h<k>``.
+        groups: Replica groups on it.
+        nodes: Its hosts; more than one only where one group needs several.
+    """
+
+    cluster: str
+    groups: tuple[int, ...]
+    nodes: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """How groups and hosts of one size go together.
+
+    Attributes:
+        gpus: GPUs of one host, of which the job uses all but ``unused``; 0 for a host without.
+        groups: Groups on one host set.
+        nodes: Hosts of one host set.
+        sets: Host sets for all groups.
+        unused: GPUs that no group uses, of all hosts.
+    """
+
+    gpus: int
+    groups: int
+    nodes: int
+    sets: int
+    unused: int
+
+    @property
+    def hosts(self) -> int:
+        """Hosts of all host sets."""
+        return self.sets * self.nodes
+
+
+def shape_of(*, replicas: int, gpus: int, per_host: int) -> Shape | None:
+    """How ``replicas`` groups of ``gpus`` each lie on hosts of ``per_host``.
+
+    Args:
+        replicas: Groups, at least 1.
+        gpus: GPUs of one group; 0 for none, which takes a host for each group.
+        per_host: GPUs of one host.
+
+    Returns:
+        None where a group would need a part of a host.
+    """
+    if gpus == 0:
+        return Shape(gpus=0, groups=1, nodes=1, sets=replicas, unused=0)
+    if gpus <= per_host:
+        groups = min(per_host // gpus, replicas)
+        sets = -(-replicas // groups)
+        return Shape(
+            gpus=per_host, groups=groups, nodes=1, sets=sets, unused=sets * per_host - replicas * gpus
+        )
+    if gpus % per_host:
+        return None
+    return Shape(gpus=per_host, groups=1, nodes=gpus // per_host, sets=replicas, unused=0)
+
+
+def host_sets(job: str, *, replicas: int, shape: Shape) -> tuple[HostSet, ...]:
+    """The clusters of a job: each group on exactly one, in order, the fuller ones first.
+
+    Groups are spread evenly, so that the loss of one host takes as few along as the number of hosts allows.
+    """
+    each, more = divmod(replicas, shape.sets)
+    found, first = [], 0
+    for index in range(shape.sets):
+        size = each + (index < more)
+        groups = tuple(range(first, first + size))
+        found.append(HostSet(cluster=f"{job}-h{index}", groups=groups, nodes=shape.nodes))
+        first += size
+    return tuple(found)

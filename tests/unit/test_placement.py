@@ -1,0 +1,70 @@
+"""Groups on hosts, for every size there can be."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sky_monarch.launch.placement import host_sets, shape_of
+
+sizes = st.integers(1, 8)
+
+
+@settings(max_examples=100, deadline=None)
+@given(replicas=st.integers(1, 300), gpus=st.integers(1, 64), per_host=sizes)
+def test_each_group_lies_on_exactly_one_cluster_that_has_room_for_it(replicas, gpus, per_host):
+    shape = shape_of(replicas=replicas, gpus=gpus, per_host=per_host)
+
+    if shape is None:
+        assert gpus > per_host
+        assert gpus % per_host
+        return
+    hosts = host_sets("job", replicas=replicas, shape=shape)
+    assert [group for host in hosts for group in host.groups] == list(range(replicas))
+    assert all(len(host.groups) * gpus <= host.nodes * per_host for host in hosts)
+    assert len(hosts) == shape.sets
+    assert sum(host.nodes for host in hosts) == shape.hosts
+    assert shape.unused == shape.hosts * per_host - replicas * gpus
+
+
+@settings(max_examples=60, deadline=None)
+@given(replicas=st.integers(1, 300), gpus=sizes, per_host=sizes)
+def test_groups_are_spread_evenly_over_as_few_hosts_as_hold_them(replicas, gpus, per_host):
+    shape = shape_of(replicas=replicas, gpus=gpus, per_host=per_host)
+    if shape is None:
+        return
+    hosts = host_sets("job", replicas=replicas, shape=shape)
+
+    filled = [len(host.groups) for host in hosts]
+    assert max(filled) - min(filled) <= 1
+    assert sorted(filled, reverse=True) == filled
+    if gpus <= per_host:
+        assert (shape.sets - 1) * (per_host // gpus) < replicas, "one host less would not do"
+        assert all(host.nodes == 1 for host in hosts), "a group that fits into a host is never split"
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 40])
+def test_names_follow_the_pattern_and_are_unique(replicas):
+    shape = shape_of(replicas=replicas, gpus=8, per_host=8)
+    assert shape is not None
+
+    names = [host.cluster for host in host_sets("a-job", replicas=replicas, shape=shape)]
+    assert names == [f"a-job-h{number}" for number in range(replicas)]
+
+
+def test_a_group_that_needs_several_hosts_is_a_cluster_of_several():
+    shape = shape_of(replicas=2, gpus=16, per_host=8)
+    assert shape is not None
+
+    assert [(host.groups, host.nodes) for host in host_sets("j", replicas=2, shape=shape)] == [
+        ((0,), 2),
+        ((1,), 2),
+    ]
+
+
+def test_without_gpus_each_group_has_a_host():
+    shape = shape_of(replicas=3, gpus=0, per_host=0)
+    assert shape is not None
+
+    assert [host.groups for host in host_sets("j", replicas=3, shape=shape)] == [(0,), (1,), (2,)]

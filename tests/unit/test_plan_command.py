@@ -1,0 +1,177 @@
+"""``sky-monarch plan`` and ``up`` for what is not this machine, as a user types them; and the templates."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+from typer.testing import CliRunner
+
+from sky_monarch.cli import app
+from sky_monarch.config import check_job
+from sky_monarch.launch.cluster_plan import plan_clusters
+
+ROOT = Path(__file__).resolve().parents[2]
+TEMPLATES = sorted((ROOT / "task_templates").glob("*.yaml"))
+JOB = """\
+name: demo
+replicas: 4
+ranks_per_replica: 2
+infra: runpod
+resources: {accelerators: MI300X:2, ordered: [{use_spot: true}, {infra: oci}, {infra: do, use_spot: true}]}
+secrets: {TOKEN: canary}
+run: python train.py
+"""
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.setenv("SKY_MONARCH_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.yaml").write_text(JOB)
+
+    def call(*words: str, code: int = 0):
+        done = CliRunner().invoke(app, list(words))
+        assert done.exit_code == code, done.output
+        assert "\x1b" not in done.output
+        assert "canary" not in done.output
+        assert not (tmp_path / "state").exists(), "a plan writes nothing"
+        return done
+
+    return call
+
+
+def documents(text: str, version: tuple[int, int] = (1, 1)) -> list[dict]:
+    reader = YAML(typ="safe", pure=True)
+    reader.version = version
+    return list(reader.load_all(text))
+
+
+def test_the_plan_shows_candidates_in_order_with_price_and_day_and_the_tasks_of_the_first(run):
+    shown = run("plan", "job.yaml").stdout
+
+    table = [line.split() for line in shown.splitlines() if "MI300X:8" in line and "(" in line]
+    assert [row[:2] for row in table] == [["1", "runpod"], ["2", "oci"]]
+    assert "19.12" in table[0]
+    assert "48.00" in table[1]
+    assert all(row[-1].startswith("20") for row in table), "the day of the price"
+    assert "refused: MI300X:2 spot on do: DigitalOcean has no spot capacity; leave use_spot out" in shown
+    assert "demo-h0" in shown
+    assert "lighthouse and controller: on demo-h0" in shown
+
+
+def test_what_is_shown_as_yaml_is_exactly_the_plan(run):
+    values = json.loads(run("plan", "job.yaml", "--json").stdout)
+    for number, choice in enumerate(values["choices"], start=1):
+        text = run("plan", "job.yaml", "--yaml", "--candidate", str(number)).stdout
+        assert documents(text) == [entry["task"] for entry in choice["tasks"]]
+    shown = run("plan", "job.yaml").stdout
+    assert documents(shown[shown.index("---\n") :]) == documents(run("plan", "job.yaml", "--yaml").stdout)
+
+
+def test_the_name_of_the_run_is_that_of_its_clusters(run):
+    values = json.loads(run("plan", "job.yaml", "--json", "--name", "other").stdout)
+
+    assert values["choices"][0]["hosts"][0]["cluster"] == "other-h0"
+
+
+def test_a_dry_run_elsewhere_is_the_same_plan(run):
+    dry = run("up", "job.yaml", "--dry-run")
+
+    assert dry.stdout == run("plan", "job.yaml").stdout
+    assert "nothing was started" in dry.stderr
+    assert json.loads(run("up", "job.yaml", "--dry-run", "--json").stdout) == json.loads(
+        run("plan", "job.yaml", "--json").stdout
+    )
+
+
+def test_up_elsewhere_is_refused_after_the_plan_was_checked(run, tmp_path):
+    refused = run("up", "job.yaml", code=2)
+    assert "launches on local only, not on 'runpod', 'oci'" in refused.stderr
+    assert "sky-monarch plan" in refused.stderr
+
+    (tmp_path / "job.yaml").write_text(
+        JOB.replace("ranks_per_replica: 2", "ranks_per_replica: 4").replace(
+            "MI300X:2, ordered: [{use_spot: true}, {infra: oci}, {infra: do, use_spot: true}]", "MI300X:4"
+        )
+    )
+    refused = run("up", "job.yaml", code=2)
+    assert "4 groups need 2 hosts of RunPod" in refused.stderr, "what is wrong with it comes first"
+    assert "hint:" in refused.stderr
+
+
+def test_an_error_is_json_where_json_was_asked_for(run, tmp_path):
+    (tmp_path / "job.yaml").write_text(
+        JOB.replace("infra: runpod", "infra: aws").replace("{infra: oci}, ", "")
+    )
+    error = json.loads(run("plan", "job.yaml", "--json", code=2).stdout)["error"]
+
+    assert "nothing is known of this place" in error["message"]
+
+
+def test_a_candidate_that_is_not_there_is_refused(run):
+    assert "2 candidates" in run("plan", "job.yaml", "--candidate", "3", code=2).stderr
+
+
+def test_a_local_job_is_planned_without_tasks(run, tmp_path):
+    (tmp_path / "job.yaml").write_text("name: here\nreplicas: 2\nrun: python train.py\n")
+
+    assert "lighthouse and controller: here" in run("plan", "job.yaml").stdout
+    assert json.loads(run("plan", "job.yaml", "--json").stdout)["choices"][0]["tasks"] == []
+
+
+def test_a_plan_needs_neither_skypilot_nor_a_network(tmp_path):
+    (tmp_path / "job.yaml").write_text(JOB)
+    code = (
+        "import sys, socket\n"
+        "class Hide:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] in ('sky', 'torch'): raise ModuleNotFoundError(name)\n"
+        "sys.meta_path.insert(0, Hide())\n"
+        "def connect(*_): raise AssertionError('a plan asks nobody')\n"
+        "socket.socket.connect = connect\n"
+        "sys.argv = ['sky-monarch', 'plan', 'job.yaml']\n"
+        "from sky_monarch.__main__ import main\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "8x_MI300X_SECURE" in done.stdout
+    assert "\x1b" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)
+def test_each_template_is_a_valid_job_that_is_planned_and_short_enough_to_read(path):
+    checked = check_job(path)
+    assert checked.problems == ()
+    assert checked.job is not None
+    assert len(path.read_text().splitlines()) <= 40
+
+    found = plan_clusters(checked.job)
+
+    assert found.refused == ()
+    for choice in found.choices:
+        assert sorted(group for host in choice.hosts for group in host.groups) == list(
+            range(checked.job.replicas)
+        )
+
+
+def test_the_templates_go_where_they_say():
+    def planned(name):
+        job = check_job(ROOT / f"task_templates/{name}.yaml").job
+        assert job is not None
+        return plan_clusters(job).choices
+
+    spot, on_demand = planned("neocloud-spot")
+    assert (spot.use_spot, on_demand.use_spot) == (True, False)
+    assert [host.groups for host in spot.hosts] == [(0, 1, 2, 3)], "one pod"
+    assert [len(host.groups) for host in planned("slurm")[0].hosts] == [1, 1, 1]
+    assert planned("kubernetes")[0].accelerator == "MI300X:8"
