@@ -5,14 +5,27 @@ from __future__ import annotations
 import torch
 from torch import distributed as dist
 
-from sky_monarch.errors import ConfigError
+from sky_monarch.errors import ConfigError, QuorumError
 from sky_monarch.training.manager import SessionManager
+from sky_monarch.training.resilient import Resilient
+from sky_monarch.training.sampler import Sampler
 
-__all__ = ["all_begin_equal"]
+__all__ = ["all_begin_equal", "go_on_from_checkpoint"]
 
 
-def all_begin_equal(manager: SessionManager, digest: str) -> bool:
-    """Compare the parameters of all groups of the quorum; False if one left meanwhile.
+def go_on_from_checkpoint(manager: SessionManager, group: Resilient, sampler: Sampler | None) -> None:
+    """End this attempt at a step, once the state of a checkpoint is in place.
+
+    The lighthouse must hear of the new step, also from a member that cannot read it.
+    """
+    if sampler is not None:
+        sampler.all_take_part()
+    manager.report_error(QuorumError(f"continuing from the checkpoint of step {manager.current_step()}"))
+    group.cut()
+
+
+def all_begin_equal(manager: SessionManager, digest: str) -> None:
+    """Compare the parameters of all groups of the quorum. If one left meanwhile, the manager has an error.
 
     Raises:
         ConfigError: They differ.
@@ -21,10 +34,9 @@ def all_begin_equal(manager: SessionManager, digest: str) -> bool:
     extremes = torch.tensor([word, -word], dtype=torch.int64)
     manager.allreduce(extremes, reduce_op=dist.ReduceOp.MAX).wait()
     if manager.errored() is not None:
-        return False
+        return
     if int(extremes[0]) != -int(extremes[1]):
         raise ConfigError(
             "the replica groups start from different parameters",
             hint="call seed_everything(seed) with one seed before the model is built",
         )
-    return True

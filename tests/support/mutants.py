@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.support.mutant import Mutant, left_out, replaced
 from tests.support.mutants_kept import KEPT
 from tests.support.mutants_saved import DEALT, FORKED, SAVED
+from tests.support.mutants_sharded import SHARDED
 from tests.support.mutants_told import TOLD
 
 RECOVERY = "test_recovery.py::"
@@ -476,4 +477,4 @@ _RUNNING = [
     ),
 ]
 
-MUTANTS: list[Mutant] = [*_RUNNING, *FORKED, *SAVED, *KEPT, *DEALT, *TOLD]
+MUTANTS: list[Mutant] = [*_RUNNING, *FORKED, *SAVED, *KEPT, *DEALT, *SHARDED, *TOLD]
