@@ -206,6 +206,7 @@ class Session:
             loss: The mean over them. Several of one step add up.
             samples: How many; None for those of the sampler. To be said here instead of in the step.
         """
+        self._in_step()
         return self._contributions.weigh(loss, samples)
 
     # The loop.
