@@ -115,7 +115,8 @@ class Contributions:
             return 1.0
         self._counts[self._replica] = self._own = samples
         if self._weighed is not None:
-            return 1.0 if samples else 0.0
+            # What FSDP has shared is not of this rank alone; a group that was dealt nothing gives nothing.
+            return 0.0 if self._sampler is not None and self._sampler.share == 0 else 1.0
         return samples / self._unit
 
     def require_even(self) -> None:

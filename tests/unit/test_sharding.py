@@ -111,6 +111,9 @@ def test_a_loss_is_weighed_by_its_samples_and_weighs_once() -> None:
     assert float(counts.weigh(torch.tensor(1.0), 1)) == 1.0
     assert counts.offer(None) == 1.0, "in the loss already"
     assert counts._counts.tolist() == [4]
+    counts.begin()
+    counts.weigh(torch.tensor(1.0), 0)
+    assert counts.offer(None) == 1.0, "FSDP has put the other ranks' gradients into these shards"
     with pytest.raises(ConfigError, match="given to weigh"):
         counts.offer(4)
     counts.begin()
