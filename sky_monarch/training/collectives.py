@@ -104,9 +104,9 @@ class GradientBuckets:
                         "a gradient is sparse; only dense ones are averaged",
                         hint="build the embedding with sparse=False",
                     )
-                elif flat.sharded and param.grad.placements != param.placements:  # type: ignore[attr-defined]
+                elif flat.sharded and param.grad.placements != param.placements:
                     raise ConfigError(
-                        f"a gradient is {param.grad.placements}, its parameter {param.placements}"  # type: ignore[attr-defined]
+                        f"a gradient is {param.grad.placements}, its parameter {param.placements}"
                     )
                 else:
                     view.copy_(local_of(param.grad))
