@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from sky_monarch.errors import ConfigError
 from sky_monarch.standby import is_held, wait_for_promotion
 from sky_monarch.training.environment import LOCAL_ADDRESS, RankEnvironment
-from sky_monarch.training.manager import SessionManager
+from sky_monarch.training.manager import SessionManager, quiet_torchft
 from sky_monarch.training.process_group import ResilientGloo
 from sky_monarch.training.resilient import Resilient
 from sky_monarch.training.timeouts import Timeouts
@@ -72,6 +72,7 @@ def inner_mesh(device_type: str | None = None, *, timeouts: Timeouts | None = No
             ranks.
     """
     if is_held():
+        quiet_torchft()
         warm_up(RankEnvironment.read().address)
     wait_for_promotion()
     env = RankEnvironment.read()

@@ -188,6 +188,7 @@ def test_each_rank_heals_from_its_like_and_is_equal_to_it_after_each_step(run: C
     done = run()
     healed = [line["step"] for line in done.lines(HEALED, 0, "commit")]
     assert healed == list(range(BACK_AT, ALL_KILLED_AT))
+    assert f"another rank of this group did not get the state of step {BACK_AT}" in done.zygote.log()
     digests: dict[tuple[int, int], set[tuple[str, str]]] = {}
     for _, rank, line in done.all_lines("commit"):
         digests.setdefault((line["step"], rank), set()).add((line["digest"], line["optimizer"]))
