@@ -11,11 +11,21 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-__all__ = ["GradientBuckets", "Loader", "ResilientGloo", "Sampler", "Session", "Timeouts", "seed_everything"]
+__all__ = [
+    "GradientBuckets",
+    "Loader",
+    "ResilientGloo",
+    "Sampler",
+    "Session",
+    "Timeouts",
+    "inner_mesh",
+    "seed_everything",
+]
 
 if TYPE_CHECKING:
     from sky_monarch.training.collectives import GradientBuckets
     from sky_monarch.training.loader import Loader
+    from sky_monarch.training.membership import inner_mesh
     from sky_monarch.training.process_group import ResilientGloo
     from sky_monarch.training.sampler import Sampler
     from sky_monarch.training.seeding import seed_everything
@@ -32,6 +42,7 @@ _HOME = {
     "Sampler": "sampler",
     "Session": "session",
     "Timeouts": "timeouts",
+    "inner_mesh": "membership",
     "seed_everything": "seeding",
 }
 

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import distributed as dist
+from torch.distributed.tensor import DTensor
 
 from sky_monarch.errors import ConfigError, QuorumError
 from sky_monarch.training.contributions import Contributions
+from sky_monarch.training.sharding import like, local_of
 
 if TYPE_CHECKING:
     from torchft import Manager
@@ -23,18 +25,21 @@ BUCKET_BYTES = 25 * 1024 * 1024
 
 @dataclass
 class _Flat:
-    """One buffer for all gradients of one dtype on one device.
+    """One buffer for all gradients of one dtype on one device, of whole parameters or of sharded ones.
 
     Attributes:
         params: In the order in which their gradients lie in the buffer.
-        views: Of ``buffer``, one a parameter, in its shape.
+        buffer: Of sharded ones it holds this rank's shards.
+        views: Of ``buffer``, one a parameter, in its (or its shard's) shape.
         buckets: Of ``buffer``, consecutive, each of at most the bucket size.
+        sharded: Whether the ranks of the group have averaged them already, as FSDP does.
     """
 
     params: list[torch.nn.Parameter]
     buffer: torch.Tensor
     views: list[torch.Tensor]
     buckets: list[torch.Tensor]
+    sharded: bool
 
 
 class GradientBuckets:
@@ -54,27 +59,26 @@ class GradientBuckets:
     def __init__(self, params: Iterable[torch.nn.Parameter], *, bucket_bytes: int = BUCKET_BYTES) -> None:
         if bucket_bytes < 1:
             raise ConfigError(f"bucket_bytes is {bucket_bytes}; it must be positive")
-        groups: dict[tuple[torch.dtype, torch.device], list[torch.nn.Parameter]] = {}
+        groups: dict[tuple[torch.dtype, torch.device, bool], list[torch.nn.Parameter]] = {}
         seen: set[int] = set()
         for param in params:
             if param.requires_grad and id(param) not in seen:  # tied weights are one parameter
                 seen.add(id(param))
-                groups.setdefault((param.dtype, param.device), []).append(param)
+                kind = (param.dtype, param.device, isinstance(param, DTensor))
+                groups.setdefault(kind, []).append(param)
         if not groups:
             raise ConfigError("the model has no parameter that requires a gradient")
-        self._flats = [
-            self._flat(members, dtype, device, bucket_bytes) for (dtype, device), members in groups.items()
-        ]
+        self._flats = [self._flat(members, kind[2], bucket_bytes) for kind, members in groups.items()]
 
     @staticmethod
-    def _flat(
-        params: list[torch.nn.Parameter], dtype: torch.dtype, device: torch.device, bucket_bytes: int
-    ) -> _Flat:
-        buffer = torch.zeros(sum(param.numel() for param in params), dtype=dtype, device=device)
-        parts = buffer.split([param.numel() for param in params])
-        views = [part.view(param.shape) for part, param in zip(parts, params, strict=True)]
-        buckets = list(buffer.split(max(1, bucket_bytes // buffer.element_size())))
-        return _Flat(params, buffer, views, buckets)
+    def _flat(params: list[torch.nn.Parameter], sharded: bool, bucket_bytes: int) -> _Flat:
+        held = [local_of(param.detach()) for param in params]
+        buffer = torch.zeros(sum(one.numel() for one in held), dtype=params[0].dtype, device=params[0].device)
+        parts = buffer.split([one.numel() for one in held])
+        views = [part.view(one.shape) for part, one in zip(parts, held, strict=True)]
+        # Of a small parameter some ranks hold nothing.
+        buckets = list(buffer.split(max(1, bucket_bytes // buffer.element_size()))) if buffer.numel() else []
+        return _Flat(params, buffer, views, buckets, sharded)
 
     @property
     def buckets(self) -> list[torch.Tensor]:
@@ -89,7 +93,7 @@ class GradientBuckets:
             weight: What they are multiplied by there. With 0 even a gradient that is not a number is zero.
 
         Raises:
-            ConfigError: A gradient is sparse.
+            ConfigError: A gradient is sparse, or not dealt out as its parameter is.
         """
         for flat in self._flats:
             for param, view in zip(flat.params, flat.views, strict=True):
@@ -100,8 +104,12 @@ class GradientBuckets:
                         "a gradient is sparse; only dense ones are averaged",
                         hint="build the embedding with sparse=False",
                     )
+                elif flat.sharded and param.grad.placements != param.placements:
+                    raise ConfigError(
+                        f"a gradient is {param.grad.placements}, its parameter {param.placements}"
+                    )
                 else:
-                    view.copy_(param.grad)
+                    view.copy_(local_of(param.grad))
             if weight not in (0, 1):
                 flat.buffer *= weight
 
@@ -115,12 +123,12 @@ class GradientBuckets:
         for flat in self._flats:
             for param, view in zip(flat.params, flat.views, strict=True):
                 if param.grad is None:
-                    param.grad = view.clone()
+                    param.grad = like(param, view.clone())
                 else:
-                    param.grad.copy_(view)
+                    local_of(param.grad).copy_(view)
 
     def average_within(self, inner: dist.ProcessGroup, contributions: Contributions | None = None) -> None:
-        """Average the buffers over the ranks of this replica group, in place.
+        """Average the buffers over the ranks of this replica group, in place, but for what is sharded over them.
 
         Args:
             inner: Those ranks.
@@ -129,18 +137,20 @@ class GradientBuckets:
         Raises:
             QuorumError: A rank of this replica group left.
         """
-        buckets = self.buckets
+        whole = [one for flat in self._flats if not flat.sharded for one in flat.buckets]
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.SUM
         try:
-            works = [inner.allreduce([bucket], options) for bucket in buckets]
+            works = [inner.allreduce([bucket], options) for bucket in whole]
             for work in [*works, *([contributions.within(inner)] if contributions else [])]:
                 work.wait()
         except RuntimeError as error:
             # No vote helps: the whole generation of this group is replaced when one of its ranks dies.
             raise QuorumError(f"another rank of this replica group left: {error}") from error
-        for bucket in buckets:
+        for bucket in whole:
             bucket /= inner.size()
+        if contributions is not None:
+            contributions.require_even()
 
     def average(
         self,
@@ -156,7 +166,8 @@ class GradientBuckets:
 
         Args:
             manager: Its quorum must have been started.
-            inner: The ranks of this replica group, averaged over first; None for groups of one rank.
+            inner: The ranks of this replica group, averaged over first, but for what is sharded over them;
+                None for groups of one rank.
             contributions: Offered, where the average is to be over samples; None for one over ranks.
 
         Returns:
@@ -165,6 +176,7 @@ class GradientBuckets:
 
         Raises:
             QuorumError: A rank of this replica group left.
+            ConfigError: Its ranks share gradients that weigh differently.
         """
         buckets = self.buckets
         if inner is not None:

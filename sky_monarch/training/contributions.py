@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import distributed as dist
 
-from sky_monarch.errors import QuorumError
+from sky_monarch.errors import ConfigError, QuorumError
 from sky_monarch.training.environment import RankEnvironment
 from sky_monarch.training.sampler import Sampler
 
@@ -29,23 +29,35 @@ class Contributions:
     ``samples / unit`` before, and all multiply the average by :attr:`correction` after. Where all have
     ``unit`` samples, both are exactly 1 and nothing is multiplied.
 
+    FSDP averages over the ranks of a group during the backward pass, when it is too late to multiply what each
+    of them has: there it is the loss that is multiplied, by :meth:`weigh`, where their numbers may differ.
+
     Args:
         env: This rank's place.
         device: Of the gradients: what is reduced beside them lies there too.
         sampler: Counts this rank's samples where the recipe does not; begins with the session.
         seed: Of the run.
+        sharded: Whether the ranks of a group share gradients before they come here.
     """
 
     def __init__(
-        self, env: RankEnvironment, device: torch.device, sampler: Sampler | None, *, seed: int
+        self,
+        env: RankEnvironment,
+        device: torch.device,
+        sampler: Sampler | None,
+        *,
+        seed: int,
+        sharded: bool = False,
     ) -> None:
+        self._even = sharded and env.world_size > 1
+        self._weighed: int | None = None
+        self._own = 0
         self._replica, self._world_size = env.replica, env.world_size
         self._sampler = sampler
         self._unit = 1 if sampler is None else sampler.batch_size
         self._counts = torch.zeros(env.replicas, dtype=torch.int64, device=device)
         self._participants = self._total_before = 0
         self.offered = False
-        self._of_rank = 0
         self.by_replica: list[int] = []
         if sampler is not None:
             sampler.bind(
@@ -56,23 +68,72 @@ class Contributions:
                 world_size=env.world_size,
             )
 
+    def begin(self) -> None:
+        """Begin a step: nothing is weighed yet."""
+        self._weighed = None
+
+    def weigh(self, loss: torch.Tensor, samples: int | None) -> torch.Tensor:
+        """``loss``, a mean over so many samples of this rank, with their weight; adds up over a step.
+
+        Raises:
+            ConfigError: Nobody says how many they are.
+        """
+        if samples is None:
+            if self._sampler is None:
+                raise ConfigError("without a sampler a loss is weighed by `samples`, which were not given")
+            samples = self._sampler.share
+        self._weighed = samples + (self._weighed or 0)
+        return loss if samples == self._unit else loss * (samples / self._unit)
+
     def offer(self, samples: int | None) -> float:
         """Begin an attempt with so many samples of this rank; returns the weight of its gradients.
 
         Args:
             samples: None for those of the sampler; where there is none, groups weigh the same, uncounted.
+
+        Raises:
+            ConfigError: They were said with the loss already, or FSDP would mix what weighs differently.
         """
+        if self._weighed is not None:
+            if samples is not None:
+                raise ConfigError("`samples` were given to weigh() already", hint="say them there alone")
+            samples = self._weighed
         if self._sampler is not None:
             share = self._sampler.share
+            ragged = not self._sampler.drop_last and self._sampler.dataset_len % self._sampler.batch_size
+            if self._even and ragged and samples is None:
+                raise ConfigError(
+                    "the last batch of an epoch is short, of one rank of a group whose ranks shard the model "
+                    "and so average their gradients unweighed",
+                    hint="session.weigh(loss).backward(), or Sampler(..., drop_last=True)",
+                )
             samples = share if samples is None or share == 0 else samples
         self.offered = samples is not None
         self.by_replica = []
-        self._of_rank = samples or 0
+        self._own = samples or 0
         self._counts.zero_()
         if samples is None:
             return 1.0
         self._counts[self._replica] = samples
+        if self._weighed is not None:
+            # What FSDP has shared is not of this rank alone; a group that was dealt nothing gives nothing.
+            return 0.0 if self._sampler is not None and self._sampler.share == 0 else 1.0
         return samples / self._unit
+
+    def require_even(self) -> None:
+        """Once the counts of this group are summed up: refuse what FSDP has averaged with wrong weights.
+
+        Raises:
+            ConfigError: This rank has more or fewer samples than the mean of the group.
+        """
+        if self._even and self._weighed is None and self.offered:
+            group = int(self._counts[self._replica])
+            if group != self._own * self._world_size:
+                raise ConfigError(
+                    f"this rank has {self._own} samples, its group of {self._world_size} {group}: they shard "
+                    "the model, and FSDP averages their gradients unweighed",
+                    hint="session.weigh(loss, samples).backward(), and no samples at step_optimizer()",
+                )
 
     def within(self, inner: dist.ProcessGroup) -> dist.Work:
         """Begin to sum up over the ranks of this group."""
@@ -96,7 +157,7 @@ class Contributions:
             inner: Those ranks; None where this one is alone.
         """
         self._participants = 1
-        self.by_replica = [self._of_rank] if inner is None else self._counts.tolist()
+        self.by_replica = [self._own] if inner is None else self._counts.tolist()
 
     @property
     def total(self) -> int:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import distributed as dist
 
 from sky_monarch.errors import ConfigError, QuorumError
 from sky_monarch.training.diloco import InnerRates, Outer, Shares
@@ -52,6 +51,11 @@ class DilocoSession(Session):
             raise ConfigError(
                 f"target_step is {target}, but {steps} steps are committed at once",
                 hint=f"take {target - target % steps or steps} or {target - target % steps + steps}",
+            )
+        if self._sharding.mesh is not None:
+            raise ConfigError(
+                "sync: diloco(n) with a model that its group shards is not supported",
+                hint="sync: every_step, or one rank a group with the whole model",
             )
         self._state.round_steps = steps
         self._outer = Outer(model, optimizer, self._outer_optimizer)
@@ -127,6 +131,7 @@ class DilocoSession(Session):
             self._synchronise(manager, {})
         if self.finished:
             return False
+        self._contributions.begin()
         self._begun, self._averaged = True, False
         self._optimizer.zero_grad()
         return True
@@ -212,7 +217,8 @@ class DilocoSession(Session):
                 self._commit_round(manager, metrics)
                 return True
             # Who has healed meanwhile goes on trying, with nothing to give: the others wait for it.
-            self._nobody = self._all_ranks(self._nobody)
+            self._agreement.again(manager, True)
+            self._nobody = self._agreement.all(self._nobody)
             if self._nobody or self.finished:
                 break
         if self._nobody:
@@ -226,8 +232,8 @@ class DilocoSession(Session):
         if self.finished:
             manager.report_error(QuorumError("healed to the target step"))
             return
-        first = manager.current_step() == 0 and manager.is_participating() and manager.errored() is None
-        if first and not self._begin(manager):
+        first = manager.current_step() == 0 and manager.is_participating()
+        if first and self._agreement.all(manager.errored() is None) and not self._begin(manager):
             return
         if manager.errored() is not None:
             # A heal that failed, for one: this member reduces nothing, and the others would wait for it.
@@ -253,19 +259,6 @@ class DilocoSession(Session):
             # At step 0 all groups of the run are dealt to, also those that come late and cannot know of this.
             self._sampler.deal_to(self._group.members)
         self._joined = True
-
-    def _all_ranks(self, flag: bool) -> bool:
-        """Whether all ranks of this group say so: what they do next must be the same."""
-        if self._inner is None:
-            return flag
-        word = torch.tensor([int(flag)])
-        options = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp.MIN
-        try:
-            self._inner.allreduce([word], options).wait()
-        except RuntimeError as error:
-            raise QuorumError(f"another rank of this replica group left: {error}") from error
-        return bool(word.item())
 
     def _commit_round(self, manager: SessionManager, metrics: Mapping[str, float]) -> None:
         first = self._committed_steps - self._local_steps

@@ -8,16 +8,19 @@ from urllib.parse import urlsplit
 
 import torch
 from torch import distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from sky_monarch.errors import ConfigError
+from sky_monarch.standby import is_held, wait_for_promotion
 from sky_monarch.training.environment import LOCAL_ADDRESS, RankEnvironment
-from sky_monarch.training.manager import SessionManager
+from sky_monarch.training.manager import SessionManager, quiet_torchft
 from sky_monarch.training.process_group import ResilientGloo
 from sky_monarch.training.resilient import Resilient
 from sky_monarch.training.timeouts import Timeouts
 from sky_monarch.training.transport import PrivateHTTPTransport
+from sky_monarch.training.warmup import warm_up
 
-__all__ = ["join_group", "make_manager", "make_process_group"]
+__all__ = ["inner_mesh", "join_group", "make_manager", "make_process_group"]
 
 
 def make_process_group(env: RankEnvironment, timeouts: Timeouts, device: torch.device) -> Resilient:
@@ -39,20 +42,64 @@ def join_group(
     Returns:
         The process group of the group's ranks, None where this rank is alone; and the group's store as
         ``(host, port, what keeps it alive)``.
+
+    Raises:
+        ConfigError: The process has joined another group than that of its ranks.
     """
     if env.store is None:
         # Of a group of one: nobody else needs it to outlive the rank, and so no helper has to start.
         store = dist.TCPStore(env.address, 0, is_master=True, wait_for_workers=False)
         return None, (env.address, store.port, store)
-    if not dist.is_initialized():
-        dist.init_process_group(
-            "gloo",
-            init_method="env://",
-            rank=env.rank,
-            world_size=env.world_size,
-            timeout=timedelta(seconds=timeouts.collective_s),
-        )
+    _meet_group(env, timeouts, "gloo")
     return dist.group.WORLD, (*env.store, None)
+
+
+def inner_mesh(device_type: str | None = None, *, timeouts: Timeouts | None = None) -> DeviceMesh:
+    """The ranks of this replica group, for ``fully_shard(model, mesh=inner_mesh())``, before the session.
+
+    A standby that runs the script ahead (``recovery.standby_until: session``) waits here until it is needed,
+    for until then it has nobody to meet: what stands above this line has then been done in advance.
+
+    Args:
+        device_type: As ``init_device_mesh`` names it; None for an accelerator where there is one.
+        timeouts: Those of the session, where it gets some.
+
+    Returns:
+        A mesh of one dimension, ``"shard"``.
+
+    Raises:
+        ConfigError: The environment cannot be used, or the process has joined another group than that of its
+            ranks.
+    """
+    if is_held():
+        quiet_torchft()
+        warm_up(RankEnvironment.read().address)
+    wait_for_promotion()
+    env = RankEnvironment.read()
+    env.check_identity()
+    device_type = device_type or ("cuda" if torch.cuda.is_available() else "cpu")
+    backend = "gloo" if device_type == "cpu" else f"cpu:gloo,{device_type}:nccl"
+    _meet_group(env, Timeouts.derive(timeouts), backend)
+    return init_device_mesh(device_type, (env.world_size,), mesh_dim_names=("shard",))
+
+
+def _meet_group(env: RankEnvironment, timeouts: Timeouts, backend: str) -> None:
+    """Make the ranks of this group torch's default process group, unless the recipe has done it."""
+    if dist.is_initialized():
+        if dist.get_world_size() != env.world_size:
+            raise ConfigError(
+                f"torch's default process group has {dist.get_world_size()} ranks, but this replica group "
+                f"{env.world_size}",
+                hint="init_process_group() without arguments meets the ranks of the group, and nobody else",
+            )
+        return
+    limit = timedelta(seconds=timeouts.collective_s)
+    if env.store is None:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=limit)
+    else:
+        dist.init_process_group(
+            backend, init_method="env://", rank=env.rank, world_size=env.world_size, timeout=limit
+        )
 
 
 def make_manager(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from datetime import timedelta
 
 from sky_monarch.errors import QuorumError, QuorumTimeoutError
@@ -29,16 +30,20 @@ class Rounds:
         manager: Asks for them.
         timeouts: Longest waits.
         drain: Ends a wait.
+        before: Called before each quorum is asked for: what is asked of donors after it must be ready.
     """
 
-    def __init__(self, manager: SessionManager, timeouts: Timeouts, drain: Drain) -> None:
-        self._manager, self._timeouts, self._drain = manager, timeouts, drain
+    def __init__(
+        self, manager: SessionManager, timeouts: Timeouts, drain: Drain, *, before: Callable[[], None]
+    ) -> None:
+        self._manager, self._timeouts, self._drain, self._before = manager, timeouts, drain, before
         self._failures = 0
 
     def ask(self) -> None:
         """Ask for a quorum; it comes in another thread."""
         if self._failures > _PATIENT_FAILURES:
             time.sleep(min(_LONGEST_BACKOFF_S, 0.02 * 2 ** min(self._failures - _PATIENT_FAILURES, 10)))
+        self._before()
         first = self._manager.quorum_id < 0
         limit_s = self._timeouts.first_quorum_s if first else self._timeouts.quorum_s
         self._manager.start_quorum(timeout=timedelta(seconds=limit_s))

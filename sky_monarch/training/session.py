@@ -24,7 +24,8 @@ import torch._dynamo  # the first optimizer would import it: a second of CPU tha
 from sky_monarch.errors import ConfigError, QuorumError
 from sky_monarch.standby import is_held, wait_for_promotion
 from sky_monarch.training.agent_link import AgentLink
-from sky_monarch.training.beginning import all_begin_equal
+from sky_monarch.training.agreement import Agreement
+from sky_monarch.training.beginning import all_begin_equal, go_on_from_checkpoint
 from sky_monarch.training.collectives import BUCKET_BYTES, GradientBuckets
 from sky_monarch.training.contributions import Contributions
 from sky_monarch.training.digest import parameters_digest
@@ -35,6 +36,7 @@ from sky_monarch.training.membership import join_group, make_manager, make_proce
 from sky_monarch.training.rounds import Rounds
 from sky_monarch.training.sampler import Sampler
 from sky_monarch.training.seeding import batch_generator, seed_everything
+from sky_monarch.training.sharding import MODEL, Sharding
 from sky_monarch.training.state import TrainingState
 from sky_monarch.training.sync import class_for, sync_of
 from sky_monarch.training.timeouts import Timeouts
@@ -55,7 +57,8 @@ class Session:
     back pulls its state from a donor. Parameters are bit-equal on all groups after every commit.
 
     Args:
-        model: Built after :func:`seed_everything`, so that all groups start from the same bits (checked).
+        model: Built after :func:`seed_everything`, so that all groups start from the same bits (checked). May
+            be sharded over the ranks of its group: ``fully_shard(model, mesh=inner_mesh())``.
         optimizer: Steps only when the quorum commits.
         target_step: The work is done when this step is committed; None for a loop that ends by itself.
         sampler: Deals out the samples of a dataset, so that none is used twice whoever dies or returns.
@@ -103,6 +106,7 @@ class Session:
             raise ConfigError(f"retries is {retries}; it must be at least 0")
         self._env = RankEnvironment.read()
         self._timeouts = Timeouts.derive(timeouts)
+        self._sharding = Sharding(model, world_size=self._env.world_size)
         self._state = TrainingState.of(self._env, optimizer)
         self._buckets = GradientBuckets(model.parameters(), bucket_bytes=bucket_bytes)
         self._model, self._optimizer = model, optimizer
@@ -116,7 +120,7 @@ class Session:
         self._begun = self._averaged = self._replaced = False
         self._leader = False
         self._drain = Drain()
-        self.register_state("model", self._replace_parameters, model.state_dict)
+        self.register_state(MODEL, self._replace_parameters, model.state_dict)
         self.register_state("optimizer", optimizer.load_state_dict, optimizer.state_dict)
         for key, part in (("sampler", sampler), ("scheduler", scheduler)):
             if part is not None:
@@ -170,7 +174,7 @@ class Session:
         )
 
     def digest(self) -> str:
-        """SHA-256 of all parameters, as 64 hex digits: equal on all groups after each commit."""
+        """SHA-256 of all parameters (sharded: of this rank's shards): equal on all groups after each commit."""
         digest: str = parameters_digest(self._model)
         return digest
 
@@ -204,6 +208,16 @@ class Session:
         finally:
             self._link.pause(what, 0.0)
 
+    def weigh(self, loss: torch.Tensor, samples: int | None = None) -> torch.Tensor:
+        """What to go backward from where ranks that shard a model may have different numbers of samples.
+
+        Args:
+            loss: The mean over them. Several of one step add up.
+            samples: How many; None for those of the sampler. To be said here instead of in the step.
+        """
+        self._in_step()
+        return self._contributions.weigh(loss, samples)
+
     # The loop.
 
     @property
@@ -223,6 +237,7 @@ class Session:
         if self.finished:
             return False
         self._rounds.ask()
+        self._contributions.begin()
         self._begun, self._averaged, self._replaced = True, False, False
         self._optimizer.zero_grad()
         return True
@@ -240,7 +255,7 @@ class Session:
         for attempt in range(self._retries + 1):
             if not self._reduce(manager, samples):
                 self._vote(manager)
-                if self._replaced or self.finished or attempt == self._retries:
+                if not self._again(manager, attempt):
                     break
                 self._rounds.ask()
             else:
@@ -276,13 +291,17 @@ class Session:
             if self._vote(manager):
                 self._commit(manager, metrics or {})
                 return True
-            # Gradients averaged in place cannot be averaged again; kept ones can, as long as the parameters
-            # that they belong to are there: not after a heal.
-            if self._averaged or self._replaced or self.finished or attempt == self._retries:
+            if not self._again(manager, attempt):
                 break
             self._rounds.ask()
         self._begun = False
         return False
+
+    def _again(self, manager: SessionManager, attempt: int) -> bool:
+        # Gradients averaged in place cannot be averaged again; kept ones can, as long as the parameters that
+        # they belong to are there: not after a heal.
+        lost = self._averaged or self._replaced or self.finished or attempt == self._retries
+        return self._agreement.again(manager, not lost)
 
     def _reduce(self, manager: SessionManager, samples: int | None) -> bool:
         """One attempt at averaging; False if it failed, and the vote will then be no."""
@@ -291,20 +310,16 @@ class Session:
             return self._average(manager, samples)
 
     def _average(self, manager: SessionManager, samples: int | None) -> bool:
+        begins = self.step == 0 and manager.is_participating()
         if self.finished:
             # The donors have reached the target and reduce no more: voting no still applies the state they
             # gave.
             manager.report_error(QuorumError("healed to the target step"))
+        elif begins and self._agreement.all(manager.errored() is None) and not self._begin(manager):
             return False
-        if (
-            self.step == 0
-            and manager.is_participating()
-            and manager.errored() is None
-            and not self._begin(manager)
-        ):
-            return False
-        if manager.errored() is not None:
-            # A heal that failed, for one: this member reduces nothing, and the others would wait for it.
+        # What has failed by now reduces nothing, but takes part in what the ranks of its own group do together.
+        if manager.errored() is not None and not self.finished:
+            # A heal that failed, for one: the others would wait for this member.
             self._group.cut()
         counts = self._contributions
         self._buckets.pack(counts.offer(samples))
@@ -313,16 +328,12 @@ class Session:
         )
 
     def _begin(self, manager: SessionManager) -> bool:
-        """Each attempt at step 0, on every member: go on from a checkpoint, or check that all are equal."""
+        """Each attempt at step 0, on every member; False where it ends with the state of a checkpoint."""
         if self._state.restore(manager):
-            if self._sampler is not None:
-                self._sampler.all_take_part()
-            # The lighthouse must hear of the new step, so this attempt ends here, also for a member that
-            # cannot read it.
-            manager.report_error(QuorumError(f"continuing from the checkpoint of step {self.step}"))
-            self._group.cut()
+            go_on_from_checkpoint(manager, self._group, self._sampler)
             return False
-        return all_begin_equal(manager, self.digest(), round_steps=self._state.round_steps)
+        all_begin_equal(manager, self.digest(), round_steps=self._state.round_steps)
+        return True
 
     def _replace_parameters(self, state: Mapping[str, Any]) -> None:
         """A heal, or a checkpoint: whatever gradients there are belong to other parameters."""
@@ -401,12 +412,15 @@ class Session:
             env = self._env
             env.check_identity()
             seed_everything((self._seed + 1) * 1_000_003 + env.replica * 4_099 + env.rank)
-            self._contributions = Contributions(env, device, self._sampler, seed=self._seed)
+            self._contributions = Contributions(
+                env, device, self._sampler, seed=self._seed, sharded=self._sharding.mesh is not None
+            )
             self._inner, store = join_group(env, self._timeouts)
+            self._agreement = Agreement(self._inner, device)
             self._store = store  # ours to keep alive, where this rank serves it
             self._manager = make_manager(env, self._timeouts, self._group, store, undo)
-            self._rounds = Rounds(self._manager, self._timeouts, self._drain)
-            self._state.hand_to(self._manager)
+            self._rounds = Rounds(self._manager, self._timeouts, self._drain, before=self._sharding.note)
+            self._state.hand_to(self._manager, self._sharding)
             self._state.join(store[:2], env.generation, undo)
             self._link = AgentLink(
                 env,

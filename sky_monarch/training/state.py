@@ -15,6 +15,7 @@ from sky_monarch.training.checkpoint.plan import CheckpointPlan
 from sky_monarch.training.checkpoint.saving import Checkpoints
 from sky_monarch.training.environment import RankEnvironment
 from sky_monarch.training.manager import SessionManager
+from sky_monarch.training.sharding import Sharding
 
 __all__ = ["TrainingState"]
 
@@ -72,10 +73,10 @@ class TrainingState:
         """Read and write a part that is there in another way."""
         self._parts[key] = (load, save)
 
-    def hand_to(self, manager: SessionManager) -> None:
-        """Let groups that heal have it."""
+    def hand_to(self, manager: SessionManager, sharding: Sharding) -> None:
+        """Let groups that heal have it: each rank what its like in this group has."""
         for key, (load, save) in self._parts.items():
-            manager.register_state_dict_fn(key, load, save)
+            manager.register_state_dict_fn(key, *sharding.carried(key, load, save))
 
     def restore(self, manager: SessionManager) -> bool:
         """Go on from the newest checkpoint; False where there is none.

@@ -6,6 +6,7 @@ from tests.support.mutant import Mutant, left_out, replaced
 from tests.support.mutants_kept import KEPT
 from tests.support.mutants_rounds import ROUNDS
 from tests.support.mutants_saved import DEALT, FORKED, SAVED
+from tests.support.mutants_sharded import SHARDED
 from tests.support.mutants_told import TOLD
 
 RECOVERY = "test_recovery.py::"
@@ -482,4 +483,4 @@ _RUNNING = [
     ),
 ]
 
-MUTANTS: list[Mutant] = [*_RUNNING, *FORKED, *SAVED, *KEPT, *DEALT, *ROUNDS, *TOLD]
+MUTANTS: list[Mutant] = [*_RUNNING, *FORKED, *SAVED, *KEPT, *DEALT, *ROUNDS, *SHARDED, *TOLD]

@@ -180,8 +180,8 @@ DEALT = [
     ),
     replaced(
         "training/session.py",
-        "if self._averaged or self._replaced or self.finished",
-        "if self._averaged or self.finished",
+        "self._averaged or self._replaced or self.finished",
+        "self._averaged or self.finished",
         f"{_SESSION}test_what_was_computed_before_the_checkpoint_was_read_is_not_used",
         "as if there had been no interruption",
     ),

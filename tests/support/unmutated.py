@@ -19,6 +19,7 @@ FILES = (
     "test_orphans.py",
     "test_recovery.py",
     "test_session.py",
+    "test_sharded.py",
     "test_standby.py",
 )
 
