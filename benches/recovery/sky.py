@@ -10,9 +10,11 @@ import statistics
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from benches.recovery.analysis import Kill, came_back, left_unkilled
 from benches.recovery.peers import Setting
+from sky_monarch.launch.folder import RunFolder
 from tests.support.runs import Workbench
 
 _NAME = "recovery"
@@ -31,13 +33,14 @@ class SkyMonarch:
         # The lighthouse keeps so many quorums, and forgets them when it is restarted.
         self._history: dict[int, list[tuple[str, tuple[int, int]]]] = {}
 
-    def start(self) -> None:
-        """``sky-monarch up --detach``."""
+    def job(self) -> dict[str, Any]:
+        """The job file."""
         setting = self._setting
         command = [sys.executable, "-m", "benches.recovery.train_sky", "--folder", str(setting.folder)]
-        command += ["--state-gib", str(setting.state_gib)]
+        command += ["--state-gib", str(setting.state_gib), "--task", setting.task]
+        command += ["--block", str(setting.block)]
         command += ["--mark-rendezvous"] if setting.mark_rendezvous else []
-        job = {
+        return {
             "name": _NAME,
             "replicas": setting.groups,
             "ranks_per_replica": setting.ranks,
@@ -45,10 +48,23 @@ class SkyMonarch:
             "preload": ["sky_monarch.training.session"],
             # Not at their defaults: the peer's fork server has built nothing ahead but its imports, so a hot
             # standby is ours alone; and nobody kills eight times a group in ten minutes but a bench.
-            "recovery": {"standby_until": "session", "max_restarts": 8 + 2 * setting.kills},
+            "recovery": {
+                "standby_until": "session",
+                "max_restarts": 8 + 2 * setting.kills,
+                # At a gate nobody makes progress for as long as the bench likes.
+                **({"progress_limit_s": "off"} if setting.block else {}),
+            },
         }
+
+    def start(self) -> None:
+        """``sky-monarch up --detach``."""
         self._bench.names.append(_NAME)  # also where `up` is interrupted there may be a run to end
-        self._bench.up(self._bench.write(json.dumps(job, indent=1), name=f"{_NAME}.yaml"))
+        self._bench.up(self._bench.write(json.dumps(self.job(), indent=1), name=f"{_NAME}.yaml"))
+
+    @property
+    def folder(self) -> RunFolder:
+        """Of the run."""
+        return self._bench.folder_of(_NAME)
 
     def warm_up(self) -> bool:
         """Wait for all standbys: for each slot, that one is ready and was not promoted since."""
@@ -98,7 +114,7 @@ class SkyMonarch:
         """Read the lighthouse's history of quorums."""
         from sky_monarch.actors.lighthouse_control import LighthouseControl
 
-        folder = self._bench.folder_of(_NAME)
+        folder = self.folder
         address = f"unix:{folder.info['sockets']['lighthouse']}"
         control = LighthouseControl(address, token=folder.token or "", run_id=folder.run_id)
         for quorum in control.state()["history"]:
