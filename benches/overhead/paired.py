@@ -94,12 +94,13 @@ def ratio_of(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
 
 
 def _student(freedom: int) -> float:
-    """Two-sided quantile of Student's distribution, by Hill's expansion (exact for 1 and 2 degrees)."""
+    """Two-sided quantile of Student's distribution: exact for 1 and 2 degrees of freedom, else by its expansion."""
     if freedom == 1:
         return math.tan(math.pi * _CONFIDENCE / 2)
     if freedom == 2:
         return _CONFIDENCE * math.sqrt(2 / (1 - _CONFIDENCE**2))
     z = statistics.NormalDist().inv_cdf((1 + _CONFIDENCE) / 2)
+    # Abramowitz and Stegun, 26.7.5; 0.7 % too little with 3 degrees of freedom, and better with each more.
     terms = (
         z,
         (z**3 + z) / 4,

@@ -26,7 +26,7 @@ def _leave(_signal: int, _frame: FrameType | None) -> None:
 
 @contextlib.contextmanager
 def workplace(*, keep: bool) -> Iterator[Path]:
-    """A fresh folder, removed at the end, unless it is to be kept or an error came (not: whoever ended the bench)."""
+    """A fresh folder, removed at the end, also where somebody ends the bench, unless it is to be kept or fails."""
     folder = Path(tempfile.mkdtemp(prefix="smb-"))  # a short name: there will be sockets in it
     try:
         yield folder
@@ -34,7 +34,8 @@ def workplace(*, keep: bool) -> Iterator[Path]:
         say(f"its logs stay in {folder}")
         raise
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
         raise
     if not keep:
         shutil.rmtree(folder)
