@@ -10,7 +10,8 @@ figure of a round is compared within the round; ``_low`` and ``_high`` are the 9
 
 ``step_ms``             from commit to commit, median of a block, then of all blocks
 ``rank_cpu_ms``         processor time of a rank's process a step, all its threads
-``services_cpu_ms``     of all else, a step: agent, controller, lighthouse, standbys; or TorchFT's lighthouse
+``services_cpu_ms``     of all else, a step: agent, controller, lighthouse, standbys; or TorchFT's lighthouse.
+                        ``services_cpu_ms_NAME``: each of them
 ``wall_ratio``          ours to theirs: median step (``wall_mean_ratio``: mean step)
 ``rank_cpu_ratio``      ours to theirs
 ``total_cpu_ratio``     ours to theirs, both ranks and all else
@@ -22,7 +23,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from benches.overhead.paired import Block, block_of, ratio_of
@@ -34,7 +35,7 @@ from benches.recovery.torchft import TorchFT, Tuning
 from benches.recovery.watch import Watch, say
 from benches.report import emit
 from sky_monarch.errors import SkyMonarchError
-from sky_monarch.launch.process import carrying
+from sky_monarch.launch.process import Process, carrying
 
 GROUPS = 2
 _OURS, _THEIRS = "sky-monarch", "torchft"
@@ -55,7 +56,7 @@ class Side(Watch):
     def __init__(self, peer: SkyMonarch | TorchFT, setting: Setting) -> None:
         super().__init__(peer, setting)
         self._step = _WARM_UP_BLOCKS * setting.block
-        self._services: Collection[int] = ()
+        self._services: dict[int, str] = {}
 
     def start(self) -> None:
         """Start it, and let it train the blocks that do not count."""
@@ -67,9 +68,10 @@ class Side(Watch):
             event["pid"] for events in self._logs.values() for event in events if event["event"] == "step"
         }
         if isinstance(self._peer, SkyMonarch):
-            self._services = {process.pid for process in carrying(self._peer.folder.run_id)} - ranks
+            others = (each for each in carrying(self._peer.folder.run_id) if each.pid not in ranks)
+            self._services = {each.pid: _name_of(each) for each in others}
         elif isinstance(self._peer, TorchFT):
-            self._services = {self._peer.lighthouse_pid}
+            self._services = {self._peer.lighthouse_pid: "lighthouse"}
 
     def block(self) -> Block:
         """Train one block."""
@@ -77,7 +79,9 @@ class Side(Watch):
         self._step += self._setting.block
         allow(self._setting.folder, self._step)
         self._wait_at_gate()
-        return block_of(self._logs, first, self._step, self._services_cpu_s() - before_s)
+        spent_s = self._services_cpu_s()
+        spent_s = {name: cpu_s - before_s[name] for name, cpu_s in spent_s.items()}
+        return block_of(self._logs, first, self._step, spent_s)
 
     def _wait_at_gate(self) -> None:
         def probe() -> bool:
@@ -89,8 +93,19 @@ class Side(Watch):
 
         self._wait(probe, _BLOCK_LIMIT_S, f"all ranks are at step {self._step}", every_s=0.05)
 
-    def _services_cpu_s(self) -> float:
-        return sum(time.clock_gettime(~pid << 3 | _CPUCLOCK_SCHED) for pid in self._services)
+    def _services_cpu_s(self) -> dict[str, float]:
+        spent_s: dict[str, float] = {}
+        for pid, name in self._services.items():
+            cpu_s = time.clock_gettime(~pid << 3 | _CPUCLOCK_SCHED)
+            spent_s[name] = spent_s.get(name, 0.0) + cpu_s
+        return spent_s
+
+
+def _name_of(process: Process) -> str:
+    """Of a service of ours, by the module that it runs."""
+    words = process.command().split()
+    module = next((word for word in words if word.startswith("sky_monarch.")), "standby")
+    return module.removeprefix("sky_monarch.").replace(".", "_").replace("worker", "standby")
 
 
 def run(arguments: Sequence[str] = ()) -> int:
@@ -146,8 +161,11 @@ def report(ours: Sequence[Block], theirs: Sequence[Block]) -> None:
     for peer, blocks in ((_OURS, ours), (_THEIRS, theirs)):
         emit(peer, "step_ms", statistics.median(block.wall_s for block in blocks) * 1e3, "ms", load=load)
         emit(peer, "rank_cpu_ms", statistics.median(block.cpu_s for block in blocks) * 1e3, "ms", load=load)
-        services_ms = statistics.median(block.services_cpu_s for block in blocks) * 1e3
-        emit(peer, "services_cpu_ms", services_ms, "ms", load=load)
+        names = sorted(blocks[0].services_cpu_s)
+        each_ms = {n: statistics.median(block.services_cpu_s[n] for block in blocks) * 1e3 for n in names}
+        emit(peer, "services_cpu_ms", sum(each_ms.values()), "ms", load=load)
+        for name, cpu_ms in each_ms.items():
+            emit(peer, f"services_cpu_ms_{name}", cpu_ms, "ms", load=load)
     figures: dict[str, Callable[[Block], float]] = {
         "wall_ratio": lambda block: block.wall_s,
         "wall_mean_ratio": lambda block: block.wall_mean_s,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from benches.recovery.analysis import Logs
@@ -23,17 +23,17 @@ class Block:
         wall_s: From commit to commit, the median.
         wall_mean_s: The mean.
         cpu_s: Processor time of the rank's process, all its threads, the mean.
-        services_cpu_s: Of everything else that the peer runs: for one step, but not for one rank.
+        services_cpu_s: Of everything else that the peer runs, by its name: for one step, but not for one rank.
     """
 
     wall_s: float
     wall_mean_s: float
     cpu_s: float
-    services_cpu_s: float
+    services_cpu_s: Mapping[str, float]
 
     def total_cpu_s(self, ranks: int) -> float:
         """Of ranks and services, for one step."""
-        return self.cpu_s * ranks + self.services_cpu_s
+        return self.cpu_s * ranks + sum(self.services_cpu_s.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,14 +45,14 @@ class Ratio:
     high: float
 
 
-def block_of(logs: Logs, first: int, last: int, services_cpu_s: float) -> Block:
+def block_of(logs: Logs, first: int, last: int, services_cpu_s: Mapping[str, float]) -> Block:
     """The steps after ``first`` up to ``last``.
 
     Args:
         logs: Of all ranks.
         first: Where the block began.
         last: Where it ended.
-        services_cpu_s: That the services have spent in it.
+        services_cpu_s: That each service has spent in it.
 
     Raises:
         ValueError: A rank has not all of its steps, each at the first attempt.
@@ -71,7 +71,7 @@ def block_of(logs: Logs, first: int, last: int, services_cpu_s: float) -> Block:
         wall_s=statistics.mean(walls_s),
         wall_mean_s=statistics.mean(means_s),
         cpu_s=statistics.mean(cpus_s),
-        services_cpu_s=services_cpu_s / (last - first),
+        services_cpu_s={name: cpu_s / (last - first) for name, cpu_s in services_cpu_s.items()},
     )
 
 

@@ -24,19 +24,19 @@ def test_a_block_is_the_mean_over_its_ranks_and_only_its_own_steps() -> None:
     for event in logs[0, 0]:
         if event["step"] > 200:  # the next block is slow
             event["t"] += event["step"]
-    block = paired.block_of(logs, 100, 200, services_cpu_s=0.3)
+    block = paired.block_of(logs, 100, 200, services_cpu_s={"agent": 0.3, "controller": 0.1})
     assert block.wall_s == pytest.approx(0.041)
     assert block.wall_mean_s == pytest.approx(0.041)
     assert block.cpu_s == pytest.approx(0.009)
-    assert block.services_cpu_s == pytest.approx(0.003)
-    assert block.total_cpu_s(2) == pytest.approx(0.021)
+    assert block.services_cpu_s == pytest.approx({"agent": 0.003, "controller": 0.001})
+    assert block.total_cpu_s(2) == pytest.approx(0.022)
 
 
 def test_one_slow_step_moves_the_mean_and_not_the_median() -> None:
     logs = {(0, 0): rank(1, 100, step_s=0.040, cpu_s=0.008)}
     for event in logs[0, 0][60:]:
         event["t"] += 1.0
-    block = paired.block_of(logs, 0, 100, services_cpu_s=0.0)
+    block = paired.block_of(logs, 0, 100, services_cpu_s={})
     assert block.wall_s == pytest.approx(0.040)
     assert block.wall_mean_s == pytest.approx(0.040 + 1.0 / 94)
 
@@ -45,7 +45,7 @@ def test_the_first_steps_of_a_block_do_not_count() -> None:
     logs = {(0, 0): rank(1, 100, step_s=0.040, cpu_s=0.008)}
     for event in logs[0, 0][paired.SKIPPED :]:
         event["t"] += 3.0
-    assert paired.block_of(logs, 0, 100, services_cpu_s=0.0).wall_mean_s == pytest.approx(0.040)
+    assert paired.block_of(logs, 0, 100, services_cpu_s={}).wall_mean_s == pytest.approx(0.040)
 
 
 @pytest.mark.parametrize("damage", ["a step is missing", "a step was tried twice"])
@@ -56,7 +56,7 @@ def test_a_block_with_a_failure_in_it_is_no_figure(damage: str) -> None:
     else:
         events.insert(50, {**events[50], "ok": False})
     with pytest.raises(ValueError, match="at once"):
-        paired.block_of({(0, 0): events}, 0, 100, services_cpu_s=0.0)
+        paired.block_of({(0, 0): events}, 0, 100, services_cpu_s={})
 
 
 def test_the_interval_is_students() -> None:
