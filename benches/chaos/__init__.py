@@ -19,6 +19,8 @@ where all groups die at once, training begins anew. ``undisturbed`` is sky-monar
 
 ``goodput``             committed samples that stayed (each group's batch counts in each step that it took part in), as
                         a ratio to ``undisturbed``. ``goodput_to_own_pace``: to four groups at the peer's own median
+                        step; ``goodput_at_own_pace``: that as a ratio to that of ``undisturbed``, which leaves out how
+                        much faster or slower the whole machine was in one of the two runs
 ``steps_per_s``         committed steps that stayed
 ``groups_per_step``     that took part in one, on average
 ``lost_steps_mean``, ``lost_steps_max``  of a group: attempts that failed, or did again what was done before
@@ -118,7 +120,7 @@ def report(peer: str, outcome: Outcome, load: str) -> None:
     for kind, count in sorted(outcome.failures.items()):
         show(f"failures_{kind}", count, "count")
     show("samples_per_s", kept.samples_per_s, "1/s")
-    show("goodput_to_own_pace", kept.samples_per_s / outcome.own_pace, "ratio")
+    show("goodput_to_own_pace", outcome.to_own_pace, "ratio")
     show("steps_per_s", kept.steps / kept.seconds, "1/s")
     show("groups_per_step", kept.groups_per_step, "count")
     show("last_step", kept.last_step, "steps")
@@ -153,6 +155,8 @@ def report_ratios(outcomes: dict[str, Outcome], load: str) -> None:
             continue
         goodput = ratio(outcome.kept.samples_per_s, undisturbed.kept.samples_per_s)
         emit(peer, "goodput", goodput, "ratio", load=load)
+        at_own_pace = ratio(outcome.to_own_pace, undisturbed.to_own_pace)
+        emit(peer, "goodput_at_own_pace", at_own_pace, "ratio", load=load)
         loss = figures.last_loss(outcome.losses, undisturbed.losses)
         theirs = figures.last_loss(undisturbed.losses, outcome.losses)
         if loss is not None and theirs is not None:

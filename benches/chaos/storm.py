@@ -63,6 +63,11 @@ class Outcome:
     losses: Mapping[int, float]
     notes: Mapping[str, float]
 
+    @property
+    def to_own_pace(self) -> float:
+        """What was kept, as a share of what all groups at their undisturbed step would have."""
+        return self.kept.samples_per_s / self.own_pace
+
 
 @dataclass(slots=True)
 class _Stopped:
@@ -239,7 +244,12 @@ class Storm(Watch):
 
     def _within(self, limit_s: float, probe: Callable[[], int | None]) -> int | None:
         """What ``probe`` finds, polling; None where it finds nothing in time."""
+
+        def look() -> int | None:
+            self._poll()
+            return probe()
+
         try:
-            return self._wait(lambda: (self._poll(), probe())[1], limit_s, "a process")
+            return self._wait(look, limit_s, "a process")
         except RuntimeError:
             return None
