@@ -34,18 +34,14 @@ Scenarios: ``quiet``; ``busy`` (both cores); ``inner`` (two ranks a group, all k
 from __future__ import annotations
 
 import argparse
-import shutil
-import signal
 import statistics
-import sys
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
-from types import FrameType
 
 from benches.recovery import analysis
+from benches.recovery.lifetime import closing, leave_on_sigterm, workplace
 from benches.recovery.peers import PEERS, Setting, missing
-from benches.recovery.scenarios import GROUPS, SCENARIOS, Outcome, Plan, Scenario, Trial, say
+from benches.recovery.scenarios import GROUPS, SCENARIOS, Outcome, Plan, Scenario, Trial
+from benches.recovery.watch import say
 from benches.report import emit, emit_distribution
 from sky_monarch.errors import SkyMonarchError
 
@@ -61,7 +57,7 @@ def run(arguments: Sequence[str] = ()) -> int:
         arguments: Of the command line, without the bench's name.
     """
     options = _options(arguments)
-    signal.signal(signal.SIGTERM, _leave)  # so that what was started is ended
+    leave_on_sigterm()
     scenario = SCENARIOS[options.scenario]
     plan = Plan(
         kills=options.kills,
@@ -86,27 +82,23 @@ def run(arguments: Sequence[str] = ()) -> int:
 
 def measure(peer: str, scenario: Scenario, plan: Plan, *, keep: bool) -> Outcome | None:
     """One peer; None where it did not get through, and its logs are then kept."""
-    folder = Path(tempfile.mkdtemp(prefix="smb-"))  # a short name: there will be sockets in it
-    say(f"{peer}: starts, logs in {folder}")
-    setting = Setting(
-        folder=folder,
-        groups=GROUPS,
-        ranks=scenario.ranks,
-        kills=plan.kills,
-        state_gib=scenario.state_gib,
-        mark_rendezvous=scenario.victims > 1,
-    )
-    subject = PEERS[peer](setting)
     try:
-        outcome = Trial(subject, setting, scenario, plan).run()
+        with workplace(keep=keep) as folder:
+            say(f"{peer}: starts, logs in {folder}")
+            setting = Setting(
+                folder=folder,
+                groups=GROUPS,
+                ranks=scenario.ranks,
+                kills=plan.kills,
+                state_gib=scenario.state_gib,
+                mark_rendezvous=scenario.victims > 1,
+            )
+            subject = PEERS[peer](setting)
+            with closing(subject):
+                return Trial(subject, setting, scenario, plan).run()
     except (RuntimeError, ValueError, AssertionError, OSError, SkyMonarchError) as error:
-        say(f"{peer}: failed: {error}; its logs stay in {folder}")
+        say(f"{peer}: failed: {error}")
         return None
-    finally:
-        subject.close()
-    if not keep:
-        shutil.rmtree(folder)
-    return outcome
 
 
 def report(peer: str, outcome: Outcome, load: str) -> None:
@@ -183,7 +175,3 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     if options.spacing_s is None:
         options.spacing_s = _SPACING_S if options.kills <= _MANY_KILLS else _SPACING_OF_MANY_S
     return options
-
-
-def _leave(_signal: int, _frame: FrameType | None) -> None:
-    sys.exit(143)

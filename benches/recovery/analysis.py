@@ -165,7 +165,7 @@ def figures_of(kill: Kill, logs: Logs, *, until_s: float, unrest_of: Mapping[int
         / SETTLE_S,
         stall_net_s=max(stall_s - unrest_of[group] * window_s for group, stall_s in stalls_s.items()),
         rejoin_s=max((back_s[group] - at_s for group, at_s in kill.groups.items()), default=None),
-        lost_steps=max(_lost_steps(events, kill.at_s - _JUST_BEFORE_S, until_s) for events in survivors),
+        lost_steps=max(lost_steps(events, kill.at_s - _JUST_BEFORE_S, until_s) for events in survivors),
     )
 
 
@@ -199,7 +199,8 @@ def _stall_s(events: Sequence[Event], start_s: float, end_s: float) -> float:
     return sum(interval - usual_s for interval in whole) + max(0.0, cut - usual_s)
 
 
-def _lost_steps(events: Sequence[Event], start_s: float, end_s: float) -> int:
+def lost_steps(events: Sequence[Event], start_s: float, end_s: float) -> int:
+    """Attempts of one rank that failed, or did again what was done before."""
     steps = [event for event in events if event["event"] == "step"]
     done = {id(event) for event in commits(steps)}
     return sum(1 for event in steps if start_s < event["t"] < end_s and id(event) not in done)
@@ -228,6 +229,15 @@ def equality(logs: Logs) -> Equality:
 def furthest_step(logs: Logs) -> int:
     """Of any rank; -1 before the first."""
     return max((event["step"] for events in logs.values() for event in _done(events)), default=-1)
+
+
+def current_step(logs: Logs) -> int:
+    """Where the ranks are now: less than the furthest after all died and began anew; -1 before the first."""
+    latest = (
+        next((e for e in reversed(events) if e["event"] == "step" and e["ok"]), None)
+        for events in logs.values()
+    )
+    return max((event["step"] for event in latest if event is not None), default=-1)
 
 
 def in_step(logs: Logs, *, after_s: float, not_pids: Collection[int], beyond: int = -1) -> bool:

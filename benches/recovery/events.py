@@ -1,4 +1,7 @@
-"""The ranks' own logs: one JSON line an event, with the time on CLOCK_MONOTONIC, which a host's processes share."""
+"""The ranks' own logs: one JSON line an event, with the time on CLOCK_MONOTONIC, which a host's processes share.
+
+Each has the processor time that its process has spent, too.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +25,36 @@ class RankLog:
 
     def write(self, event: str, **fields: object) -> None:
         """Append one event."""
-        line = {"event": event, "pid": os.getpid(), "t": time.monotonic(), **fields}
+        now = {"t": time.monotonic(), "cpu": time.process_time()}
+        line = {"event": event, "pid": os.getpid(), **now, **fields}
         self._file.write(json.dumps(line) + "\n")
 
     def step(self, before: int, after: int, **fields: object) -> None:
-        """Append the outcome of one step."""
-        self.write("step", step=after, ok=after > before, **fields)
+        """Append the outcome of one step; more than 1 is gained where the state of a donor came first."""
+        self.write("step", step=after, ok=after > before, gained=after - before, **fields)
 
 
 def log_path(folder: Path, group: int, rank: int) -> Path:
     """Where that rank writes."""
     return folder / f"g{group}r{rank}.jsonl"
+
+
+def exit_file(folder: Path, group: int) -> Path:
+    """Once it exists, the first rank of that group removes it and fails, as a script does by itself."""
+    return folder / f"g{group}.exit"
+
+
+def fail_if_told(folder: Path, group: int, log: RankLog) -> None:
+    """Called by that rank between two steps.
+
+    Raises:
+        RuntimeError: It was told to.
+    """
+    told = exit_file(folder, group)
+    if told.exists():
+        told.unlink(missing_ok=True)
+        log.write("exit")
+        raise RuntimeError("the bench wants this script to fail")
 
 
 @dataclass

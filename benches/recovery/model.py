@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import time
 import zlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,6 +16,7 @@ from benches.recovery.events import RankLog
 
 COMPUTE_S = 0.03
 CRC_EVERY = 10
+EVALUATE_EVERY = 50
 _STOP_EVERY = 5
 _CHUNK_BYTES = 16 * 1024 * 1024
 
@@ -59,21 +62,30 @@ class Recorder:
         log: Of this rank.
         model: With ``optimizer`` what is compared.
         stop_file: Once it exists it holds the step from which on digests are logged.
+        held_out: Says how good the model is, at each fiftieth step; None: nobody asks.
     """
 
     def __init__(
-        self, log: RankLog, model: nn.Module, optimizer: torch.optim.Optimizer, stop_file: Path
+        self,
+        log: RankLog,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        stop_file: Path,
+        held_out: Callable[[nn.Module], float | None] | None = None,
     ) -> None:
         self._log, self._model, self._optimizer, self._stop_file = log, model, optimizer, stop_file
+        self._held_out = held_out
         self._stop: int | None = None
         self._count = 0
 
     def step(self, before: int, after: int) -> None:
         """Log one attempt at a step, which committed where ``after`` is more than ``before``."""
+        found: dict[str, Any] = {}
         if after > before and after % CRC_EVERY == 0:
-            self._log.step(before, after, crc=self._crc())
-        else:
-            self._log.step(before, after)
+            found["crc"] = self._crc()
+        if self._held_out is not None and after > before and after % EVALUATE_EVERY == 0:
+            found["held_out"] = self._held_out(self._model)
+        self._log.step(before, after, **found)
         if self._stop is None and self._count % _STOP_EVERY == 0 and self._stop_file.exists():
             self._stop = int(self._stop_file.read_text())
         if self._stop is not None and after > before and after >= self._stop:

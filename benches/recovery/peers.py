@@ -24,6 +24,8 @@ class Setting:
         kills: How many are planned; a budget of restarts must not end before.
         state_gib: Extra state that each rank holds and a newcomer has to be given.
         mark_rendezvous: Ranks log when they enter a rendezvous.
+        task: What they learn, of :mod:`benches.recovery.tasks`.
+        block: Steps from one stop to the next, see :mod:`benches.recovery.gate`; 0: they do not stop.
     """
 
     folder: Path
@@ -32,6 +34,8 @@ class Setting:
     kills: int
     state_gib: float = 0.0
     mark_rendezvous: bool = False
+    task: str = "labels"
+    block: int = 0
 
     @property
     def stop_file(self) -> Path:

@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import random
-import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TypeVar
 
 from benches.recovery import analysis
 from benches.recovery.analysis import Kill
-from benches.recovery.events import Follower, log_path
 from benches.recovery.peers import Peer, Setting
+from benches.recovery.watch import REJOIN_LIMIT_S, Watch, say
 from benches.report import busy
 
-T = TypeVar("T")
-_START_LIMIT_S = 300.0
-_REJOIN_LIMIT_S = 180.0
 _RENDEZVOUS_LIMIT_S = 90.0
-_FINAL_LIMIT_S = 60.0
-_POLL_S = 0.02
 _FAST_POLL_S = 0.0005
 # Kills come at a random moment of a step, not at the one at which the last poll happened to end.
 _PHASE_S = 0.5
 _SECOND_KILL_S = 0.010
-_STEPS_TO_STOP = 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,12 +86,7 @@ class Outcome:
     notes: dict[str, float]
 
 
-def say(text: str) -> None:
-    """One line of progress."""
-    print(f"[{time.strftime('%H:%M:%S')}] {text}", file=sys.stderr, flush=True)
-
-
-class Trial:
+class Trial(Watch):
     """One peer in one scenario.
 
     Args:
@@ -110,17 +97,9 @@ class Trial:
     """
 
     def __init__(self, peer: Peer, setting: Setting, scenario: Scenario, plan: Plan) -> None:
-        self._peer, self._setting, self._scenario, self._plan = peer, setting, scenario, plan
+        super().__init__(peer, setting)
+        self._scenario, self._plan = scenario, plan
         self._random = random.Random(plan.seed)
-        self._followers = {
-            (group, rank): Follower(log_path(setting.folder, group, rank))
-            for group in range(setting.groups)
-            for rank in range(setting.ranks)
-        }
-
-    @property
-    def _logs(self) -> analysis.Logs:
-        return {who: follower.events for who, follower in self._followers.items()}
 
     def run(self) -> Outcome:
         """Start, hurt, compare.
@@ -129,8 +108,7 @@ class Trial:
             RuntimeError: Something took longer than its limit, or did not come back.
         """
         peer = self._peer
-        peer.start()
-        self._wait_in_step(after_s=0.0, not_pids=frozenset(), within_s=_START_LIMIT_S)
+        self._start()
         self._warm_up()
         with busy() if self._scenario.busy else contextlib.nullcontext():
             self._idle(analysis.SETTLE_S)
@@ -164,7 +142,7 @@ class Trial:
             kills.append(kill)
             # Groups that died together have nobody to heal from, and begin anew: no progress is waited for then.
             beyond = furthest if kill.groups else -1
-            self._wait_in_step(after_s=kill.at_s, not_pids=kill.pids, beyond=beyond, within_s=_REJOIN_LIMIT_S)
+            self._wait_in_step(after_s=kill.at_s, not_pids=kill.pids, beyond=beyond, within_s=REJOIN_LIMIT_S)
             back_s = time.monotonic() - kill.at_s
             who = ", ".join(f"group {group}" for group in kill.groups) or "the lighthouse"
             say(f"  killed {who}: all in step again after {back_s:.2f} s")
@@ -172,10 +150,6 @@ class Trial:
                 self._warm_up()
             self._idle(max(analysis.SETTLE_S, kill.at_s + self._plan.spacing_s - time.monotonic()))
         return kills
-
-    def _warm_up(self) -> None:
-        if not self._peer.warm_up():
-            say("  goes on without being warm")
 
     def _kill(self) -> Kill:
         peer, scenario = self._peer, self._scenario
@@ -210,50 +184,8 @@ class Trial:
             entered, _RENDEZVOUS_LIMIT_S, "a survivor enters a rendezvous", every_s=_FAST_POLL_S
         )
 
-    def _wait_in_step(
-        self, *, after_s: float, not_pids: frozenset[int], beyond: int = -1, within_s: float
-    ) -> None:
-        def probe() -> bool:
-            self._poll()
-            return analysis.in_step(self._logs, after_s=after_s, not_pids=not_pids, beyond=beyond)
-
-        self._wait(probe, within_s, "all groups commit the same steps")
-
     def _finish(self, kills: list[Kill]) -> int | None:
         """Let all log digests of the same steps, and look for the last time."""
-        self._poll()
-        furthest = analysis.furthest_step(self._logs)
-        stop = self._setting.stop_file
-        fresh = stop.with_suffix(".new")
-        fresh.write_text(str(furthest + _STEPS_TO_STOP))
-        fresh.replace(stop)
-
-        def all_digests() -> bool:
-            self._poll()
-            return analysis.equality(self._logs).final_step is not None
-
-        self._wait(all_digests, _FINAL_LIMIT_S, "all ranks log a digest of one step")
+        self._wait_digests()
         self._peer.observe()
         return self._peer.false_drops(kills)
-
-    def _idle(self, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            self._poll()
-            time.sleep(_POLL_S)
-
-    def _poll(self) -> None:
-        self._peer.tend()
-        for follower in self._followers.values():
-            follower.poll()
-
-    def _wait(
-        self, probe: Callable[[], T | None], within_s: float, what: str, *, every_s: float = _POLL_S
-    ) -> T:
-        deadline = time.monotonic() + within_s
-        while True:
-            if value := probe():
-                return value
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"not within {within_s:g} s: {what}")
-            time.sleep(every_s)

@@ -14,6 +14,7 @@ from typing import Any
 
 from benches.recovery.analysis import Kill, came_back, left_unkilled
 from benches.recovery.peers import Setting
+from sky_monarch.launch.folder import RunFolder
 from sky_monarch.sdk.run import Run
 from tests.support.runs import Workbench, quiet_sockets
 
@@ -34,13 +35,14 @@ class SkyMonarch:
         self._history: dict[int, list[tuple[str, tuple[int, int]]]] = {}
         self._seen: list[dict[str, Any]] = []
 
-    def start(self) -> None:
-        """``sky-monarch up --detach``."""
+    def job(self) -> dict[str, Any]:
+        """The job file."""
         setting = self._setting
         command = [sys.executable, "-m", "benches.recovery.train_sky", "--folder", str(setting.folder)]
-        command += ["--state-gib", str(setting.state_gib)]
+        command += ["--state-gib", str(setting.state_gib), "--task", setting.task]
+        command += ["--block", str(setting.block)]
         command += ["--mark-rendezvous"] if setting.mark_rendezvous else []
-        job = {
+        return {
             "name": _NAME,
             "replicas": setting.groups,
             "ranks_per_replica": setting.ranks,
@@ -48,10 +50,23 @@ class SkyMonarch:
             "preload": ["sky_monarch.training.session"],
             # Not at their defaults: the peer's fork server has built nothing ahead but its imports, so a hot
             # standby is ours alone; and nobody kills eight times a group in ten minutes but a bench.
-            "recovery": {"standby_until": "session", "max_restarts": 8 + 2 * setting.kills},
+            "recovery": {
+                "standby_until": "session",
+                "max_restarts": 8 + 2 * setting.kills,
+                # At a gate nobody makes progress for as long as the bench likes.
+                **({"progress_limit_s": "off"} if setting.block else {}),
+            },
         }
+
+    def start(self) -> None:
+        """``sky-monarch up --detach``."""
         self._bench.names.append(_NAME)  # also where `up` is interrupted there may be a run to end
-        self._bench.up(self._bench.write(json.dumps(job, indent=1), name=f"{_NAME}.yaml"))
+        self._bench.up(self._bench.write(json.dumps(self.job(), indent=1), name=f"{_NAME}.yaml"))
+
+    @property
+    def folder(self) -> RunFolder:
+        """Of the run."""
+        return self._bench.folder_of(_NAME)
 
     def warm_up(self) -> bool:
         """Wait for all standbys: for each slot, that one is ready and was not promoted since.
@@ -111,7 +126,7 @@ class SkyMonarch:
         """Read the lighthouse's history of quorums."""
         from sky_monarch.actors.lighthouse_control import LighthouseControl
 
-        folder = self._bench.folder_of(_NAME)
+        folder = self.folder
         address = f"unix:{folder.info['sockets']['lighthouse']}"
         control = LighthouseControl(address, token=folder.token or "", run_id=folder.run_id)
         for quorum in control.state()["history"]:

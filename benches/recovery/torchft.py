@@ -130,6 +130,16 @@ class TorchFT:
             if any(rank.ended() for rank in ranks):
                 self._replace(group)
 
+    def pid(self, group: int) -> int:
+        """Of a group's first rank."""
+        return self._ranks[group][0].pid
+
+    @property
+    def lighthouse_pid(self) -> int:
+        """Of the lighthouse that runs now."""
+        assert self._lighthouse is not None
+        return self._lighthouse.pid
+
     def kill_lighthouse(self) -> None:
         """SIGKILL it and start it anew on the same port."""
         assert self._lighthouse is not None
@@ -207,6 +217,8 @@ class TorchFT:
                 f"--heartbeat-ms={self._tuning.heartbeat_ms}",
                 f"--collective-timeout-s={_TIMEOUT_WITH_STATE_S if setting.state_gib else _TIMEOUT_S}",
                 f"--state-gib={setting.state_gib}",
+                f"--task={setting.task}",
+                f"--block={setting.block}",
                 *(["--ask-first"] if self._tuning.ask_first else []),
             ]
             output = setting.folder / f"g{group}r{rank}.output"

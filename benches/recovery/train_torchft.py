@@ -22,7 +22,9 @@ from torchft import Manager, Optimizer, ProcessGroupGloo
 from torchft.checkpointing import HTTPTransport
 
 from benches.recovery import model as shared
-from benches.recovery.events import RankLog, log_path
+from benches.recovery.events import RankLog, fail_if_told, log_path
+from benches.recovery.gate import Gate
+from benches.recovery.tasks import TASKS
 
 _TIMEOUT = timedelta(seconds=60)
 _INNER_TIMEOUT = timedelta(seconds=20)
@@ -55,11 +57,14 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--collective-timeout-s", type=float, required=True)
     parser.add_argument("--state-gib", type=float, default=0.0)
     parser.add_argument("--ask-first", action="store_true", help="ask for the quorum before computing")
+    parser.add_argument("--task", choices=TASKS, default="labels")
+    parser.add_argument("--block", type=int, default=0, help="steps from one gate to the next")
     options = parser.parse_args(arguments)
 
     log = RankLog(log_path(options.folder, options.group, options.rank))
     log.write("main", started=started)
     model, adam = shared.build()
+    task = TASKS[options.task]()
     extra = shared.extra_state(options.state_gib)
 
     if options.ranks > 1:
@@ -100,18 +105,21 @@ def main(arguments: Sequence[str]) -> None:
         checkpoint_transport=HTTPTransport(timeout=_TIMEOUT, num_chunks=0),
     )
     optimizer = Optimizer(manager, adam)
-    loss_of = nn.CrossEntropyLoss()
-    recorder = shared.Recorder(log, model, adam, options.folder / "stop")
+    recorder = shared.Recorder(log, model, adam, options.folder / "stop", task.held_out)
+    gate = Gate(options.folder, log, options.block)
     while True:
         before = manager.current_step()
-        inputs, labels = shared.batch(before, options.group, options.rank)
+        gate.wait(before)
+        if options.rank == 0:
+            fail_if_told(options.folder, options.group, log)
+        inputs, targets = task.batch(before, options.group, options.rank)
         if options.ask_first:
             optimizer.zero_grad()
             shared.compute()
         else:
             shared.compute()
             optimizer.zero_grad()
-        loss_of(model(inputs), labels).backward()
+        task.loss(model(inputs), targets).backward()
         average_gradients(manager, model, options.ranks)
         optimizer.step()
         recorder.step(before, manager.current_step())
