@@ -102,14 +102,13 @@ class TrainingState:
         """
         if self.checkpoints is None:
             return {}
-        if not self.checkpoints.due(step):
-            pass
-        elif leads:
-            self.checkpoints.save(
-                step,
-                {MANAGER: manager.state_dict(), **{key: save() for key, (_, save) in self._parts.items()}},
-            )
-        else:
+        is_due = self.checkpoints.due(step)
+        if leads and (is_due or self.checkpoints.unchecked):
+            parts = {MANAGER: manager.state_dict(), **{key: save() for key, (_, save) in self._parts.items()}}
+            self.checkpoints.preflight(step, parts)
+            if is_due:
+                self.checkpoints.save(step, parts)
+        elif is_due:
             self.checkpoints.look_after_uploads()
         return self.checkpoints.news()
 
