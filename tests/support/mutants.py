@@ -6,6 +6,7 @@ from tests.support.mutant import Mutant, left_out, replaced
 from tests.support.mutants_kept import KEPT
 from tests.support.mutants_saved import DEALT, FORKED, SAVED
 from tests.support.mutants_told import TOLD
+from tests.support.mutants_watched import WATCHED
 
 RECOVERY = "test_recovery.py::"
 ORPHANS = "test_orphans.py::"
@@ -476,4 +477,4 @@ _RUNNING = [
     ),
 ]
 
-MUTANTS: list[Mutant] = [*_RUNNING, *FORKED, *SAVED, *KEPT, *DEALT, *TOLD]
+MUTANTS: list[Mutant] = [*_RUNNING, *FORKED, *SAVED, *KEPT, *DEALT, *TOLD, *WATCHED]

@@ -176,7 +176,9 @@ def test_a_journal_is_bounded_and_readers_are_told_what_they_missed(tmp_path: Pa
             for number in range(50):
                 journal.append(notice(incarnation=3, seq=50 * turn + number + 1, text="x" * 200))
         journal.compact({"turn": turn})
-        with closing(sqlite3.connect(path)) as other:  # what is in the log counts too: a checkpoint comes when it comes
+        with closing(
+            sqlite3.connect(path)
+        ) as other:  # what is in the log counts too: a checkpoint comes when it comes
             sizes.append(other.execute("PRAGMA page_count").fetchone()[0])
         if turn % 3 == 0:  # a follower that is now and then too slow
             page = journal.read(reader_at, 10_000)
