@@ -52,9 +52,9 @@ def missing_tests(cell: str) -> list[str]:
                 missing.append(name)
                 continue
             text = path.read_text(encoding="utf-8")
-        for part in test.partition("[")[0].split("…"):
-            if part and not re.search(rf"(def|fn) \w*{re.escape(part)}", text):
-                missing.append(name)
+        parts = filter(None, test.partition("[")[0].split("…"))
+        if not all(re.search(rf"(def|fn) \w*{re.escape(part)}", text) for part in parts):
+            missing.append(name)
     return missing
 
 
