@@ -32,6 +32,10 @@ test-mutants: $(VENV)/.train $(VENV)/.dev ## Leave out one step of recovery at a
 	cargo test --package sky-monarch-core --features mutants --quiet --test agent -- --skip holds
 	$(BIN)/python -m pytest tests/mutants tests/integration -m mutant
 
+.PHONY: test-slow
+test-slow: $(VENV)/.train $(VENV)/.dev ## Run what takes a minute: many runs in a row, and what they leave.
+	$(BIN)/python -m pytest tests/slow
+
 .PHONY: test-net
 test-net: $(VENV)/.train $(VENV)/.dev ## Cut links between hosts in network namespaces (needs root and iproute2).
 	$(BIN)/python -m pytest tests/net

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`spawn`], [`pidfd`], [`tree`] | processes: start one, see one die, end everything that descends from one |
 //! | [`capture`], [`segments`], [`logs`] | output: pipe → files → answers |
-//! | [`group`], [`budget`], [`progress`], [`inject`], [`standby`], [`store`], [`evict`], [`env`] | one replica group |
+//! | [`group`], [`budget`], [`progress`], [`roll_call`], [`inject`], [`standby`], [`store`], [`evict`], [`env`] | one replica group |
 //! | [`sessions`] ◀ ranks · [`door`] ▶ lighthouse · [`outbox`], [`link`] ▶ controller | who it talks to |
 //! | [`setup`], [`services`], [`config`] | before and beside the groups |
 
@@ -29,6 +29,7 @@ pub mod mutant;
 pub mod outbox;
 pub mod pidfd;
 pub mod progress;
+pub mod roll_call;
 pub mod segments;
 pub mod services;
 pub mod sessions;
@@ -159,7 +160,7 @@ async fn agent(
         can_renice: inherited.can_renice,
         job_files: inherited.files,
         groups: std::sync::Mutex::default(),
-        blame: std::sync::Mutex::default(),
+        roll_call: std::sync::Mutex::default(),
         spawns: std::sync::atomic::AtomicU64::new(1),
         owned: std::sync::Mutex::default(),
     });

@@ -47,32 +47,34 @@ struct State {
     committed: Said<SessionReport>,
     done: Said<u64>,
     pause: Said<(String, Instant)>,
+    turns: u64,
     closing: bool,
 }
 
-/// A value and whether this connection has carried it.
+/// A value, whether this connection has carried it, and when it was said among the others.
 #[derive(Debug)]
 struct Said<T> {
     value: Option<T>,
     fresh: bool,
+    turn: u64,
 }
 
 impl<T> Default for Said<T> {
     fn default() -> Self {
-        Self { value: None, fresh: false }
+        Self { value: None, fresh: false, turn: 0 }
     }
 }
 
 impl<T: Clone> Said<T> {
-    fn set(&mut self, value: T) {
-        *self = Self { value: Some(value), fresh: true };
+    fn set(&mut self, value: T, turn: u64) {
+        *self = Self { value: Some(value), fresh: true, turn };
     }
 
-    fn take_fresh(&mut self) -> Option<T> {
+    fn take_fresh(&mut self) -> Option<(u64, T)> {
         if !std::mem::take(&mut self.fresh) {
             return None;
         }
-        self.value.clone()
+        self.value.clone().map(|value| (self.turn, value))
     }
 
     fn say_again(&mut self) {
@@ -86,21 +88,28 @@ impl Outbox {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn change(&self, change: impl FnOnce(&mut State)) {
-        change(&mut self.lock());
+    /// Changes what there is to say; the change gets its turn among all others.
+    fn change(&self, change: impl FnOnce(&mut State, u64)) {
+        let mut state = self.lock();
+        state.turns += 1;
+        let turn = state.turns;
+        change(&mut state, turn);
+        drop(state);
         self.changed.send_modify(|count| *count += 1);
     }
 
-    /// What is to be said now, in the order in which it makes sense.
+    /// What is to be said now, in the order in which it was said: a commit ends a pause before it, and none after it.
     fn take(&self) -> Vec<SessionReport> {
         let mut state = self.lock();
-        let pause = state.pause.take_fresh().map(|(what, until)| SessionReport::Pause {
-            what,
-            limit_s: until.saturating_duration_since(Instant::now()).as_secs_f64(),
+        let pause = state.pause.take_fresh().map(|(turn, (what, until))| {
+            let limit_s = until.saturating_duration_since(Instant::now()).as_secs_f64();
+            (turn, SessionReport::Pause { what, limit_s })
         });
         let committed = state.committed.take_fresh();
-        let done = state.done.take_fresh().map(|step| SessionReport::Done { step });
-        [pause, committed, done].into_iter().flatten().collect()
+        let done = state.done.take_fresh().map(|(turn, step)| (turn, SessionReport::Done { step }));
+        let mut said: Vec<_> = [pause, committed, done].into_iter().flatten().collect();
+        said.sort_by_key(|(turn, _)| *turn);
+        said.into_iter().map(|(_, report)| report).collect()
     }
 }
 
@@ -154,12 +163,12 @@ impl AgentClient {
         metrics: BTreeMap<String, f64>,
     ) -> Result<()> {
         let report = SessionReport::Committed { step, quorum_id, participants, metrics };
-        self.say(|state| state.committed.set(report))
+        self.say(|state, turn| state.committed.set(report, turn))
     }
 
     /// The target step is committed.
     pub fn done(&self, step: u64) -> Result<()> {
-        self.say(|state| state.done.set(step))
+        self.say(|state, turn| state.done.set(step, turn))
     }
 
     /// No commit is expected for `limit`; zero ends the pause.
@@ -167,10 +176,10 @@ impl AgentClient {
         let until = Instant::now().checked_add(limit).ok_or_else(|| {
             Error::new(ErrorKind::InvalidInput, "pause", format!("{limit:?} lies too far in the future"))
         })?;
-        self.say(|state| state.pause.set((what.to_owned(), until)))
+        self.say(|state, turn| state.pause.set((what.to_owned(), until), turn))
     }
 
-    fn say(&self, change: impl FnOnce(&mut State)) -> Result<()> {
+    fn say(&self, change: impl FnOnce(&mut State, u64)) -> Result<()> {
         if let Some((kind, why)) = self.ended.borrow().clone() {
             return Err(Error::new(kind, "report to the agent", why));
         }
@@ -197,7 +206,7 @@ impl AgentClient {
 
     /// Says what is left to say, where the agent is there, and ends; `deadline` at most.
     pub async fn close(&self, deadline: Duration) {
-        self.outbox.change(|state| state.closing = true);
+        self.outbox.change(|state, _| state.closing = true);
         let mut ended = self.ended.clone();
         drop(tokio::time::timeout(deadline, ended.wait_for(Option::is_some)).await);
     }
@@ -205,7 +214,7 @@ impl AgentClient {
 
 impl Drop for AgentClient {
     fn drop(&mut self) {
-        self.outbox.change(|state| state.closing = true);
+        self.outbox.change(|state, _| state.closing = true);
     }
 }
 
@@ -250,7 +259,7 @@ impl Link {
                     Err(error) => tracing::debug!(%error, "the agent is away"),
                 }
             };
-            self.outbox.change(|state| {
+            self.outbox.change(|state, _| {
                 state.committed.say_again();
                 state.done.say_again();
                 state.pause.say_again();

@@ -123,15 +123,23 @@ async fn a_restarted_agent_is_told_the_whole_state_again() {
     for _ in 0..2 {
         let mut listener = listen(&address).await;
         let mut agent = accept(&mut listener).await;
-        let pause = soon(agent.recv()).await.unwrap();
-        let SessionReport::Pause { what, limit_s } = pause else { panic!("the pause first: {pause:?}") };
-        assert!(what == "save" && limit_s > 30.0 && limit_s < 60.0, "{what} {limit_s}: what is left of it");
+        // In the order in which it was said: a commit ends the pause before it.
         assert!(matches!(soon(agent.recv()).await.unwrap(), SessionReport::Committed { step: 9, .. }));
+        let pause = soon(agent.recv()).await.unwrap();
+        let SessionReport::Pause { what, limit_s } = pause else { panic!("then the pause: {pause:?}") };
+        assert!(what == "save" && limit_s > 30.0 && limit_s < 60.0, "{what} {limit_s}: what is left of it");
         assert!(matches!(soon(agent.recv()).await.unwrap(), SessionReport::Done { step: 9 }));
         agent.send(&SessionCommand::Release).await.unwrap();
         assert!(matches!(client.recv(SOON).await.unwrap(), Some(SessionCommand::Release)));
         away(agent, listener).await;
     }
+
+    commit(&client, 10);
+    let mut listener = listen(&address).await;
+    let mut agent = accept(&mut listener).await;
+    assert!(matches!(soon(agent.recv()).await.unwrap(), SessionReport::Pause { .. }));
+    assert!(matches!(soon(agent.recv()).await.unwrap(), SessionReport::Done { step: 9 }));
+    assert!(matches!(soon(agent.recv()).await.unwrap(), SessionReport::Committed { step: 10, .. }));
 }
 
 #[tokio::test]

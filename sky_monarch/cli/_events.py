@@ -130,9 +130,17 @@ _TEXTS: Mapping[str, Callable[[_Fields], str]] = {
         f"checkpoint of step {f.get('step')} is complete, {f.get('bytes')} bytes, in {f.get('to')}"
     ),
     "checkpoint_failed": _failed_checkpoint,
+    "checkpoint_no_room": lambda f: (
+        f"checkpoints will not fit in {f.get('to')}: {size_text(f.get('needed_bytes') or 0)} are needed, "
+        f"there is room for {size_text(f.get('room_bytes') or 0)}"
+    ),
     "checkpoint_restored": lambda f: f"goes on from the checkpoint of step {f.get('step')} in {f.get('to')}",
     "checkpoint_damaged": lambda f: (
         f"the checkpoint of step {f.get('step')} in {f.get('to')} is damaged, an older one was tried"
+    ),
+    "samples_lost": lambda f: (
+        f"step {f.get('step')} went on without its {f.get('samples')} samples,"
+        f" batch {', '.join(map(str, f.get('batches') or ()))}"
     ),
     "controller_started": lambda f: f"controller runs, pid {f.get('pid')}",
     "agent_connected": lambda f: f"agent of host {f.get('host')} is connected, pid {f.get('pid')}",

@@ -124,6 +124,9 @@ def _evidence(record: RecoveryRecord) -> str | None:
     if record.heal_bytes is not None:
         donor = "" if record.heal_donor is None else f" from replica {record.heal_donor}"
         parts.append(f"healed{donor}, {size_text(record.heal_bytes)} in {seconds(record.heal_took_s)}")
+    if record.lost_samples is not None:
+        numbers = ", ".join(map(str, record.lost_batches))
+        parts.append(f"{record.lost_samples} samples lost, batch {numbers}")
     if not parts:
         return None
     return plain(f"replica {record.replica} generation {number(record.generation)}: {'; '.join(parts)}")

@@ -19,6 +19,7 @@ _PREFIX = "checkpoint_"
 _NUMBER = {
     "checkpoint_damaged": "checkpoint_damaged_step",
     "checkpoint_restored": "checkpoint_restored_step",
+    "checkpoint_no_room": "checkpoint_short_step",
     "checkpoint_failed": "checkpoint_failures",
     "checkpoint_saved": "checkpoint_step",
 }
@@ -83,6 +84,12 @@ def _fields(event: str, news: Mapping[str, int]) -> dict[str, Any]:
             code = news.get("checkpoint_errno", 0)
             why = os.strerror(code) if code else None
             return {"step": news.get("checkpoint_failed_step"), "errno": code or None, "error": why}
+        case "checkpoint_no_room":
+            sizes = {
+                "needed_bytes": news.get("checkpoint_needed_bytes"),
+                "room_bytes": news.get("checkpoint_room_bytes"),
+            }
+            return {"step": news["checkpoint_short_step"], **sizes}
         case "checkpoint_saved":
             return {"step": news["checkpoint_step"], "bytes": news.get("checkpoint_bytes")}
         case _:

@@ -182,7 +182,7 @@ class Controller:
                 self._event(item, received_ns)
                 acks[item.host] = max(acks.get(item.host, 0), item.data["seq"])
             case "progress":
-                progress, news = self._memory.checkpoints.take(item.data)
+                progress, news = self._memory.take(item.data)
                 for row in news:
                     self._append(row)
                 self._note_quorum(progress)

@@ -77,7 +77,6 @@ class Tally(NamedTuple):
     """Able, and their ranks have never run all at once."""
     started: int
     done: int
-    given_up: int
     live: int
     """Have live ranks."""
 
@@ -92,7 +91,6 @@ def _marks(group: Group) -> Tally:
         able and not group.up,
         group.started,
         phase is GroupPhase.DONE,
-        phase is GroupPhase.GIVEN_UP,
         bool(group.live),
     )
 

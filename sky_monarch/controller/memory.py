@@ -12,6 +12,7 @@ from typing import Any
 
 from sky_monarch.controller import model
 from sky_monarch.controller.checkpoints import CheckpointNews
+from sky_monarch.controller.losses import LostSamples
 from sky_monarch.controller.policy import step
 from sky_monarch.controller.reports import policy_event
 from sky_monarch.controller.status import StatusBook
@@ -41,6 +42,7 @@ class Memory:
         self.state = model.initial_state(dict(hosts), setup=has_setup)
         self.book = StatusBook(limits.replicas, limits.ranks_per_replica, has_setup=has_setup)
         self.checkpoints = CheckpointNews(checkpoint_target)
+        self.losses = LostSamples(limits.replicas)
         self.timers: dict[str, float] = {}
         """Seconds by name of those that are set: they get a full window where nobody was here to serve them."""
 
@@ -48,6 +50,7 @@ class Memory:
         """Take one row of the journal; returns what the policy wants."""
         self.book.apply(row)
         self.checkpoints.apply(row)
+        self.losses.apply(row)
         event = policy_event(row)
         if event is None:
             return ()
@@ -61,12 +64,19 @@ class Memory:
                 self.timers.pop(action.name, None)
         return actions
 
+    def take(self, report: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[dict[str, Any]]]:
+        """Take the news out of a checked progress report; returns what is left, and rows for the journal."""
+        report, saved = self.checkpoints.take(report)
+        report, lost = self.losses.take(report)
+        return report, saved + lost
+
     def summary(self) -> dict[str, Any]:
         """All of it as JSON values."""
         return {
             "state": _plain(self.state),
             "book": self.book.summary(),
             "checkpoints": self.checkpoints.summary(),
+            "losses": self.losses.summary(),
             "timers": self.timers,
         }
 
@@ -79,6 +89,7 @@ class Memory:
         self.state = _state(summary["state"])
         self.book.restore(summary["book"])
         self.checkpoints.restore(summary["checkpoints"])
+        self.losses.restore(summary.get("losses", []))  # older ones know of none
         self.timers = dict(summary["timers"])
 
 

@@ -83,6 +83,7 @@ class Plans:
             max_restarts=job.recovery.max_restarts,
             window_s=job.recovery.window_s,
             grace_s=job.recovery.grace_s,
+            **settings.limits,
         )
         self.has_setup = bool(job.setup.strip())
         self.checkpoint_target = None if job.checkpoint is None else self._checkpoint()["to"]

@@ -143,6 +143,10 @@ class _Turn(Verdict):
                 changes = {"phase": GroupPhase.DONE, "step": event.step, "reason": None}
             case GroupStopped():
                 changes = {"live": frozenset(), "phase": GroupPhase.STOPPED}
+                asked = group.phase is GroupPhase.STOPPING or self.state.phase is RunPhase.STOPPING
+                if not asked and not group.phase.final:
+                    note = f"replica {group.replica}: {group.reason or 'it was stopped'}"
+                    self._change(notes=(*self.state.notes, note))
         phase = changes.get("phase")
         same = event.generation == before.generation
         if same and phase is not None and _AGE.get(phase, 9) < _AGE.get(group.phase, 0):

@@ -20,6 +20,12 @@ MAX_RECORDS = 500
 _TAILS = 20
 """So many records, the newest, keep the last lines of their process: a status is asked for often."""
 
+_BATCHES = 64
+"""Lost batches of one failure that are listed; the samples of all are counted."""
+
+_LOSSES = 16
+"""Losses of one group whose failure is not known yet."""
+
 
 @dataclass(slots=True, eq=False)
 class _Record:
@@ -46,6 +52,7 @@ class _Record:
     step: int | None = None
     first_step: int | None = None
     given_up: bool = False
+    lost: list[dict[str, Any]] = field(default_factory=list)
     evidence: dict[str, Any] = field(default_factory=dict)
 
     def since_death_s(self, at_ns: int | None) -> float | None:
@@ -61,8 +68,14 @@ class _Record:
         missed = self.first_step - self.step - 1
         return missed if missed >= 0 else self.step - self.first_step + 1
 
+    def has_lost(self, loss: Mapping[str, Any]) -> bool:
+        """Whether a step that went on without the group's samples did so for this failure."""
+        since, until = self.step or 0, self.first_step
+        return loss["step"] >= since and (until is None or loss["step"] < until)
+
     def document(self) -> dict[str, Any]:
         heal = self.heal or {}
+        batches = [batch for loss in self.lost for batch in loss["batches"]]
         return {
             "replica": self.replica,
             "cause": self.cause,
@@ -85,6 +98,8 @@ class _Record:
             "heal_donor": heal.get("donor"),
             "first_commit_s": self.since_death_s(self.committed_ns),
             "lost_steps": self.lost_steps(),
+            "lost_samples": sum(loss["samples"] for loss in self.lost) if self.lost else None,
+            "lost_batches": batches[:_BATCHES],
             "warm": None if self.spawned_ns is None else self.warm,
             "step": self.step,
             "exception": self.evidence.get("exception"),
@@ -109,6 +124,7 @@ class RecoveryBook:
         self._injected_ns: dict[tuple[int, int], int] = {}
         self._hung: dict[int, Mapping[str, Any]] = {}
         self._without_quorum: dict[int, _Record] = {}  # the newest of each replica group
+        self._losses: dict[int, list[Mapping[str, Any]]] = {}
         self.total = 0
         """Failures so far, with those whose record is gone."""
 
@@ -139,6 +155,17 @@ class RecoveryBook:
                 record.quorum_ns = event["mono_ns"]
                 del self._without_quorum[replica]
 
+    def _on_samples_lost(self, event: Mapping[str, Any]) -> None:
+        loss = {name: event[name] for name in ("step", "batches", "samples")}
+        newest = next((one for one in reversed(self._records) if one.replica == event["replica"]), None)
+        if newest is not None and newest.has_lost(loss):
+            newest.lost.append(loss)
+            return
+        # The others commit without a group that hangs before its end is told.
+        waiting = self._losses.setdefault(event["replica"], [])
+        waiting.append(loss)
+        del waiting[:-_LOSSES]
+
     def _on_hung(self, event: Mapping[str, Any]) -> None:
         known = self._hung.get(event["replica"])
         if known is None or known["generation"] < event["generation"]:
@@ -158,6 +185,9 @@ class RecoveryBook:
             ],
             "hung": [dict(event) for event in self._hung.values()],
             "injected": [[*place, at_ns] for place, at_ns in self._injected_ns.items()],
+            "losses": [
+                [replica, [dict(loss) for loss in losses]] for replica, losses in self._losses.items()
+            ],
             "total": self.total,
         }
 
@@ -173,6 +203,7 @@ class RecoveryBook:
         self._injected_ns = {
             (replica, generation): at_ns for replica, generation, at_ns in summary["injected"]
         }
+        self._losses = {replica: list(losses) for replica, losses in summary.get("losses", [])}
         self.total = summary["total"]
 
     def _on_injected(self, event: Mapping[str, Any]) -> None:
@@ -194,6 +225,7 @@ class RecoveryBook:
         record.evidence = evidence.of_exit(event)
 
     def _on_generation_ended(self, event: Mapping[str, Any]) -> None:
+        losses = self._losses.pop(event["replica"], [])
         if event["cause"] == "stopped":
             self._forget(event)
             return
@@ -209,6 +241,7 @@ class RecoveryBook:
             record.collateral = [rank for rank in record.collateral if rank != event["rank"]]
         record.cause = describe_cause(event, oom=record.oom)
         record.step = event["step"]
+        record.lost += [dict(loss) for loss in losses if record.has_lost(loss)]
 
     def _on_evicted(self, event: Mapping[str, Any]) -> None:
         record = self._of_dead(event)

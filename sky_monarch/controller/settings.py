@@ -12,6 +12,8 @@ from sky_monarch.errors import ConfigError
 
 __all__ = ["Settings", "load_settings"]
 
+_LIMITS = frozenset({"agent_lost_s"})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -35,6 +37,7 @@ class Settings:
         lighthouse_control: Address of the lighthouse's control channel; None for TorchFT's.
         injections: Faults to rehearse, as protocol values.
         hosts: Replicas by host; None: all of them on ``local``.
+        limits: Bounds of waits that no job sets, in place of those of :class:`model.Limits`.
     """
 
     run_id: str
@@ -54,6 +57,7 @@ class Settings:
     lighthouse_control: str | None
     injections: tuple[Mapping[str, Any], ...]
     hosts: Mapping[str, tuple[int, ...]]
+    limits: Mapping[str, float] = field(default_factory=dict)
 
 
 def load_settings(path: Path, environ: Mapping[str, str]) -> Settings:
@@ -111,7 +115,18 @@ def load_settings(path: Path, environ: Mapping[str, str]) -> Settings:
         lighthouse_control=control if kind == "sky-monarch" else None,
         injections=tuple(config.get("injections") or ()),
         hosts=_hosts(config, job, path, job_path),
+        limits=_limits(config, path),
     )
+
+
+def _limits(config: Mapping[str, Any], path: Path) -> dict[str, float]:
+    limits = config.get("limits") or {}
+    if not isinstance(limits, Mapping) or not limits.keys() <= _LIMITS:
+        raise ConfigError(f"{path}: limits is not a map of some of {', '.join(sorted(_LIMITS))}")
+    for name, limit_s in limits.items():
+        if not isinstance(limit_s, int | float) or isinstance(limit_s, bool) or limit_s <= 0:
+            raise ConfigError(f"{path}: limits.{name} is {limit_s!r}, not a number of seconds")
+    return {name: float(limit_s) for name, limit_s in limits.items()}
 
 
 def _hosts(

@@ -23,7 +23,7 @@ _EXIT_CODES = {
     RunPhase.FAILED_SETUP: 5,
     RunPhase.CANCELLED: 8,
 }
-_RESTARTS_EXHAUSTED = 4
+_TOO_FEW_GROUPS = 4
 
 
 class Verdict(Turn):
@@ -69,13 +69,7 @@ class Verdict(Turn):
         cause = self.state.root_cause or self._first_stopped()
         left = f"{able} of {count_of(self.limits.replicas, 'replica group')} can go on"
         reason = f"{cause}; {left}, min_replicas is {self.limits.min_replicas}"
-        given_up = self.state.groups.tally.given_up
-        self._begin_stop(
-            RunPhase.FAILED,
-            reason,
-            grace_s=self.limits.grace_s,
-            exit_code=_RESTARTS_EXHAUSTED if given_up else None,
-        )
+        self._begin_stop(RunPhase.FAILED, reason, grace_s=self.limits.grace_s, exit_code=_TOO_FEW_GROUPS)
 
     def _first_stopped(self) -> str:
         for group in map(self.state.groups.__getitem__, self.state.groups.unable):
@@ -168,7 +162,7 @@ class Verdict(Turn):
             if done - len(broken) < self.limits.min_replicas and broken:
                 outcome, reason = RunPhase.FAILED, str(broken[0])
             else:
-                notes = "; ".join((*given_up, *self.state.notes, *map(str, broken)))
+                notes = "; ".join((*given_up, *self._never_came(), *self.state.notes, *map(str, broken)))
                 reason = (
                     f"every replica group is done; note: {notes}" if notes else "every replica group is done"
                 )
@@ -178,6 +172,12 @@ class Verdict(Turn):
         self.actions += [CancelTimer(name=name) for name in names]
         for host in self.state.hosts:
             self._shutdown(host)
+
+    def _never_came(self) -> list[str]:
+        """What a success owes its reader of groups that went with their hosts."""
+        lost = [replica for host in self.state.hosts if host.lost for replica in host.replicas]
+        lost = [replica for replica in lost if not self.state.groups[replica].phase.final]
+        return [f"{self._names(lost)} did not finish: {self.state.root_cause}"] if lost else []
 
     def _shutdown(self, host: Host) -> None:
         if host.connected:

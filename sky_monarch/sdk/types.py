@@ -187,6 +187,9 @@ class RecoveryRecord(_Record):
             after the failure: its share of those batches was not trained on. Where the run itself fell back
             (no donor was left), the steps that have to be done again. The survivors of a session lose none:
             they average the interrupted step again.
+        lost_samples: Samples that were dealt to it and that no step used, in a session with a sampler; None: none
+            were. Nothing that was committed is used again.
+        lost_batches: The batches that they were in, 64 at the most: ``sampler.indices_of(number)`` has the samples.
         warm: The replacement was a warm standby.
         step: Last step committed before.
         exception: The exception that ended the rank: ``ValueError: broken``.
@@ -216,6 +219,8 @@ class RecoveryRecord(_Record):
     heal_donor: int | None = None
     first_commit_s: float | None = None
     lost_steps: int | None = None
+    lost_samples: int | None = None
+    lost_batches: tuple[int, ...] = ()
     warm: bool | None = None
     step: int | None = None
     exception: str | None = None

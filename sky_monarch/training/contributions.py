@@ -20,6 +20,9 @@ __all__ = ["Contributions"]
 
 logger = logging.getLogger(__name__)
 
+# Lost batches that are told with each commit: the newest, for so many steps.
+_MOST_TOLD, _TOLD_STEPS = 64, 200
+
 
 class Contributions:
     """The counts of one step, summed up beside its gradients.
@@ -187,5 +190,13 @@ class Contributions:
             metrics |= {
                 "epoch": float(self._sampler.epoch),
                 "lost_samples": float(self._sampler.lost_samples),
+            }
+            # Told for a while, and by all: of progress only the latest is kept.
+            metrics |= {
+                f"lost_batch_{lost.number}_step_{lost.step}_replica_{lost.replica}": float(
+                    self._sampler.size_of(lost.number)
+                )
+                for lost in self._sampler.lost[-_MOST_TOLD:]
+                if lost.step > step - _TOLD_STEPS
             }
         return metrics

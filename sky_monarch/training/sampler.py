@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 # Each is a death or a departure; the count goes on beyond.
 _MOST_LISTED = 10_000
+# Samples that a line of the log names.
+_MOST_NAMED = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,12 +153,18 @@ class Sampler:
         """The samples of one batch: int64, shape ``(n,)``."""
         epoch, batch = divmod(number, self.batches_per_epoch)
         first = batch * self.batch_size
-        places = torch.arange(first, first + self._size_of(number))
+        places = torch.arange(first, first + self.size_of(number))
         return (
             permuted(places, self.dataset_len, seed=self._bound().seed, epoch=epoch)
             if self.shuffle
             else places
         )
+
+    def size_of(self, number: int) -> int:
+        """Samples of one batch."""
+        last = number % self.batches_per_epoch == self.batches_per_epoch - 1
+        short = last and not self.drop_last and self._remainder > 0
+        return self._remainder if short else self.batch_size
 
     # The session's side.
 
@@ -186,7 +194,7 @@ class Sampler:
         """Samples that this rank may contribute to this step; 0 where the group was dealt none."""
         if self._bound().replica not in self._position.members:
             return 0
-        return self._size_of(self.batch_number)
+        return self.size_of(self.batch_number)
 
     def advance(
         self, step: int, contributed: Sequence[int], members: Sequence[int], *, steps: int = 1
@@ -212,13 +220,17 @@ class Sampler:
             if not contributed[replica]
             for rank in range(world_size)
         ]
-        samples = sum(self._size_of(batch.number) for batch in lost)
+        samples = sum(self.size_of(batch.number) for batch in lost)
         if lost:
+            places = [place for batch in lost for place in self.indices_of(batch.number).tolist()]
+            more = f" and {len(places) - _MOST_NAMED} more" if len(places) > _MOST_NAMED else ""
             logger.warning(
-                "step %d went on without %d samples of replicas %s",
+                "step %d went on without %d samples of replicas %s: %s%s",
                 step,
                 samples,
                 sorted({batch.replica for batch in lost}),
+                places[:_MOST_NAMED],
+                more,
             )
         self._position = _Position(
             cursor=position.cursor + steps * step_size,
@@ -274,11 +286,6 @@ class Sampler:
     @property
     def _remainder(self) -> int:
         return self.dataset_len % self.batch_size
-
-    def _size_of(self, number: int) -> int:
-        last = number % self.batches_per_epoch == self.batches_per_epoch - 1
-        short = last and not self.drop_last and self._remainder > 0
-        return self._remainder if short else self.batch_size
 
     def _bound(self) -> _Place:
         if self._place is None:

@@ -120,14 +120,14 @@ class TrainingState:
         """
         if self.checkpoints is None:
             return {}
-        if not self.checkpoints.due(step, self.round_steps):
-            pass
-        elif leads:
+        is_due = self.checkpoints.due(step, self.round_steps)
+        if leads and (is_due or self.checkpoints.unchecked):
             counts = {**manager.state_dict(), "round_steps": self.round_steps}
-            self.checkpoints.save(
-                step, {MANAGER: counts, **{key: save() for key, (_, save) in self._parts.items()}}
-            )
-        else:
+            parts = {MANAGER: counts, **{key: save() for key, (_, save) in self._parts.items()}}
+            self.checkpoints.preflight(step, parts)
+            if is_due:
+                self.checkpoints.save(step, parts)
+        elif is_due:
             self.checkpoints.look_after_uploads()
         return self.checkpoints.news()
 

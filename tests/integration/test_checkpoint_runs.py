@@ -28,12 +28,36 @@ def wait_for_event(workbench: Workbench, name: str, event: str, after: int = 0) 
     return eventually(probe, within_s=START_S, every_s=0.2, what=event)
 
 
+def kill_in_a_save(workbench: Workbench, name: str, folder: Path) -> None:
+    """SIGKILL the group that saves while it does: that save is never completed, and the next one is."""
+    # The first one of the quorum saves.
+    pid = pid_of(workbench.status(name), 0)
+    begun = eventually(
+        lambda: next((path.name for path in folder.glob(".tmp-step-*")), None),
+        within_s=START_S,
+        every_s=0.005,
+    )
+    os.kill(pid, signal.SIGKILL)
+    step = int(begun.removeprefix(".tmp-step-")[:12])
+    assert not list(folder.glob(f"step-{step:012d}*")), "it was still being saved"
+    newest = max(line["id"] for line in workbench.events(name))
+    following = wait_for_event(workbench, name, "checkpoint_saved", after=newest)
+    assert following["step"] > step
+    assert not list(folder.glob(f"*step-{step:012d}*")), (
+        "it is completed by nobody, and nothing of it is left"
+    )
+    eventually(
+        lambda: (now := workbench.status(name)["groups"][0])["generation"] == 2 and now["state"] == "RUNNING",
+        within_s=START_S,
+    )
+
+
 def test_a_save_that_fails_is_an_event_and_all_groups_killed_at_once_go_on_from_the_last_good_one(
     workbench: Workbench,
 ) -> None:
     gate, folder = workbench.folder / "go", workbench.folder / "saved"
     script = f"{ROOT}/examples/train.py --steps 300".split()
-    words = [sys.executable, "-m", "tests.support.staged", str(gate), *script]
+    words = [sys.executable, "-m", "tests.support.staged", "--slow-saves", str(gate), *script]
     job = workbench.job(
         "durable",
         run=shlex.join(words),
@@ -44,6 +68,8 @@ def test_a_save_that_fails_is_an_event_and_all_groups_killed_at_once_go_on_from_
     saved = wait_for_event(workbench, name, "checkpoint_saved")
     assert saved["to"] == str(folder)
     assert saved["bytes"] > 1000
+
+    kill_in_a_save(workbench, name, folder)
 
     # From now on the kernel lets no file of theirs grow beyond this: as on a disk that is full.
     pids = [pid_of(workbench.status(name), replica) for replica in (0, 1)]

@@ -105,13 +105,28 @@ def test_a_run_is_shown_ends_and_stays_readable(cli, job, state):
 
 
 def test_a_run_whose_rank_fails_says_who_and_where_with_the_contracts_exit_code(cli, job, tmp_path):
-    (tmp_path / "tick.py").write_text("def step():\n    raise ValueError('bad batch')\nstep()\n")
-    done = cli("up", job(recovery={"max_restarts": 1, "backoff_s": 0.1, "standby": 0}))
+    (tmp_path / "tick.py").write_text(
+        "import os, time\n"
+        "def step():\n"
+        "    if os.environ['RANK'] == '2':\n"
+        "        raise ValueError('bad batch')\n"
+        "    time.sleep(60)\n"
+        "step()\n"
+    )
+    recovery = {"max_restarts": 1, "backoff_s": 0.1, "standby": 0}
+    done = cli("up", job(recovery=recovery, ranks_per_replica=3, replicas=1))
     assert done.returncode == 4, done.stdout + done.stderr
     report = done.stdout[done.stdout.index("recovery report: ") :]
-    assert re.search(r"replica \d rank 0, generation 2: exited with code 1\n  ValueError: bad batch", report)
-    assert f"at {tmp_path / 'tick.py'}:2" in report
-    assert "next: sky-monarch logs x-" in report
+    assert len(report.splitlines()) <= 24, "on one screen"
+    assert re.search(r"replica 0 rank 2, generation 2: exited with code 1\n  ValueError: bad batch", report)
+    assert f"at {tmp_path / 'tick.py'}:4" in report
+    assert "ended with it: rank 0, 1" in report
+    assert "sky_monarch/" not in report, "nothing of the framework"
+    (command,) = re.findall(r"^next: sky-monarch (logs x-.*)$", report, re.MULTILINE)
+    assert "--rank 2" in command
+    trace = cli(*command.split()).stdout
+    assert "Traceback (most recent call last):" in trace, "the command shows all of it"
+    assert "in step" in trace
 
 
 def test_secrets_are_in_the_private_file_and_the_ranks_only(cli, job, state, env):

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +19,7 @@ import pytest
 
 from sky_monarch.actors.channel_client import ChannelClient
 from sky_monarch.errors import PeerRefusedError
-from tests.support.controllers import RUN_ID, TOKEN, ControllerRun, ScriptedAgent, controller
+from tests.support.controllers import ROOT, RUN_ID, TOKEN, ControllerRun, ScriptedAgent, controller
 from tests.support.waiting import eventually
 
 ROUTES = [
@@ -188,15 +192,75 @@ def test_a_run_that_ended_while_the_controller_was_away_is_not_run_again(
     agent.told("shutdown")
 
 
+# What a CLI does where no controller answers, again and again: the events as it sees them, each time from the first.
+READER = """
+import sys
+import time
+from pathlib import Path
+from sky_monarch.launch.folder import RunFolder
+from sky_monarch.sdk import _archive
+folder, before = RunFolder(Path(sys.argv[1])), []
+while True:
+    events = [(event.id, event.event) for event in _archive.events(folder)]
+    assert [number for number, _ in events] == list(range(1, len(events) + 1)), "none is missing"
+    assert events[: len(before)] == before, "what was read stays"
+    before = events
+    print(len(events), flush=True)
+    time.sleep(0.1)
+"""
+
+
+class Readers:
+    """Four of them at once; now and then one is killed in the middle, and another one comes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._output = (folder / "readers").open("w+")
+        self._running = [self._start() for _ in range(4)]
+
+    def _start(self) -> subprocess.Popen[str]:
+        path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)]))
+        command = [sys.executable, "-c", READER, str(self._folder)]
+        env = {**os.environ, "PYTHONPATH": path}
+        return subprocess.Popen(command, env=env, stdout=self._output, stderr=self._output, text=True)
+
+    def kill_one(self, turn: int) -> None:
+        """SIGKILL one, wherever it is, and start its successor."""
+        self._running[turn % 4].kill()
+        assert self._running[turn % 4].wait(10) == -signal.SIGKILL, self.said()
+        self._running[turn % 4] = self._start()
+
+    def said(self) -> str:
+        """All that they printed."""
+        return (self._folder / "readers").read_text()
+
+    def close(self) -> list[int]:
+        """End them; how many events they saw, each time."""
+        if self._output.closed:
+            return []
+        alive = [reader.poll() for reader in self._running]
+        for reader in self._running:
+            reader.kill()
+            reader.wait(10)
+        self._output.close()
+        assert alive == [None] * 4, self.said()
+        return [int(line) for line in self.said().splitlines() if line.isdigit()]
+
+
+TURNS = 5
+
+
 def test_no_acked_event_is_lost_wherever_the_controller_is_killed(tmp_path: Path) -> None:
-    with controller(tmp_path) as run:
+    with controller(tmp_path) as run, closing(Readers(run.folder)) as readers:
         agent = ScriptedAgent(run).connect()
         agent.told("start_group", 3)
-        for turn in range(4):
+        for turn in range(TURNS):
             for number in range(40):
                 agent.event("notice", replica=None, message=f"{turn}:{number}")
             threading.Timer(0.003 * turn, run.process.kill).start()
             agent.dropped()
+            if turn % 2:
+                readers.kill_one(turn)
             run.process.wait(10)
             acked = agent.acked
             stored = sqlite3.connect(f"file:{run.folder / 'journal.db'}?mode=ro", uri=True)
@@ -216,9 +280,12 @@ def test_no_acked_event_is_lost_wherever_the_controller_is_killed(tmp_path: Path
             if event["event"] == "notice" and ":" in event["message"]
         ]
         assert [m for m in messages if re.fullmatch(r"\d+:\d+", m)] == [
-            f"{t}:{n}" for t in range(4) for n in range(40)
+            f"{t}:{n}" for t in range(TURNS) for n in range(40)
         ]
         agent.close()
+        seen = readers.close()
+        assert max(seen) > TURNS * 40
+        assert "locked" not in readers.said() + run.log()
 
 
 def test_down_stops_the_groups_and_is_idempotent(run: ControllerRun, agent: ScriptedAgent) -> None:

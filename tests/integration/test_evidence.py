@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sky_monarch import stacks
-from tests.support.runs import Workbench
+from tests.support.runs import Workbench, pid_of
 from tests.support.waiting import eventually
 
 # Each replica fails in its own way in its first generation, and finishes in its second.
@@ -59,7 +62,7 @@ def failed(workbench: Workbench) -> tuple[str, dict[int, dict[str, Any]], str]:
         "fails",
         run=f"{sys.executable} {script}",
         replicas=4,
-        recovery={"progress_limit_s": 1, "startup_limit_s": 60},
+        recovery={"progress_limit_s": 2, "startup_limit_s": 60},
     )
     name = workbench.up(job)
     after = workbench.wait_for_end(name, within_s=60)
@@ -75,13 +78,13 @@ def test_each_failure_says_where_and_with_what_numbers(
     raised, hung, killed, deaf = (records[replica] for replica in range(4))
     assert raised["exception"].startswith("json.decoder.JSONDecodeError: Expecting property name"), raised
     assert raised["where"] == f"{script}:{line_of(FAILS, 'json.loads(')}", "not the line in json"
-    assert hung["cause"] == "no commit within 1 s"
+    assert hung["cause"] == "no commit within 2 s"
     assert hung["where"] == f"{script}:{line_of(FAILS, 'time.sleep(3600)')} in lost_in_thought", hung
     assert hung["hung"]["state"].startswith("S")
     assert killed["cause"] == "rank 0 was killed by SIGKILL"
     assert 300 << 20 < killed["memory"]["peak_bytes"] < killed["memory"]["limit_bytes"]
     events = workbench.events(name)
-    assert deaf["cause"] == "no commit within 1 s", "it is not ended by being asked"
+    assert deaf["cause"] == "no commit within 2 s", "it is not ended by being asked"
     assert deaf["where"] is None
     assert deaf["hung"]["native"].split()[1].startswith("python"), deaf["hung"]
     (dump,) = [event for event in events if event["event"] == "hung" and event["replica"] == 1]
@@ -93,6 +96,72 @@ def test_each_failure_says_where_and_with_what_numbers(
     said = workbench.cli("status", name).stdout
     for text in ("in lost_in_thought", "JSONDecodeError", " at most, ", "rank 0 hung, S (sleeping)"):
         assert text in said, said
+
+
+GREEDY = """
+import os, time
+from pathlib import Path
+
+if os.environ["RANK"] == "1" and os.environ["SKY_MONARCH_GENERATION"] == "1":
+    while not Path("limited").exists():
+        time.sleep(0.02)
+    hoard = bytearray(256 << 20)
+    hoard[:: 4096] = b"x" * len(hoard[:: 4096])
+elif os.environ["SKY_MONARCH_GENERATION"] == "1":
+    time.sleep(3600)
+"""
+
+
+LIMITS = [
+    (Path("/sys/fs/cgroup"), "memory.max"),
+    (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
+]
+
+
+@pytest.fixture
+def small_memory() -> Iterator[Path]:
+    """A control group of 64 MiB."""
+    for mount, limit in LIMITS:
+        if not (mount / "cgroup.procs").exists():
+            continue  # version 1 has its own mount for memory
+        group = mount / f"sky-monarch-test-{os.getpid()}"
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        try:
+            if (group / limit).exists():
+                (group / limit).write_text(str(64 << 20))
+                yield group
+                eventually(lambda group=group: not (group / "cgroup.procs").read_text())
+                return
+        finally:
+            group.rmdir()
+    pytest.skip("nobody may make a control group for memory here")
+
+
+def test_a_rank_that_the_kernel_ends_for_its_memory_is_the_cause_and_its_group_is_not(
+    workbench: Workbench, small_memory: Path
+) -> None:
+    script = workbench.folder / "greedy.py"
+    script.write_text(GREEDY)
+    job = workbench.job("greedy", run=f"{sys.executable} {script}", replicas=1, ranks_per_replica=2)
+    name = workbench.up(job)
+    before = eventually(
+        lambda: (now := workbench.status(name)) and pid_of(now, 0, 0) and pid_of(now, 0, 1) and now
+    )
+    (small_memory / "cgroup.procs").write_text(str(pid_of(before, 0, 1)))
+    (workbench.folder / "limited").touch()
+    after = workbench.wait_for_end(name, within_s=60)
+    assert after["state"] == "SUCCEEDED", after["reason"]
+    (record,) = after["recoveries"]
+    assert record["cause"] == "rank 1 was killed by SIGKILL, out of memory"
+    assert (record["rank"], record["collateral"]) == (1, [0])
+    assert 8 << 20 < record["memory"]["peak_bytes"] < 80 << 20
+    said = workbench.cli("status", name).stdout
+    assert "out of memory" in said
+    assert "it had " in said
+    assert "ended with it: rank 0" in said
 
 
 RECORDED = """

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 from tests.support.runs import Workbench
+from tests.support.waiting import eventually
 
 WRITER = """
 import os, sys
@@ -61,11 +64,28 @@ def test_no_line_is_torn_or_lost_and_one_rank_reads_byte_exact(workbench: Workbe
     assert logs(workbench, "writer", "--replica", "0", "--rank", "2") == expected(2)
 
 
+# 200 MB in lines of 100 bytes.
+LINES = 2_000_000
+LOUD = f"""
+import sys
+for first in range(0, {LINES}, 1000):
+    sys.stdout.write("".join(f"{{number:09d}} {{'y' * 89}}\\n" for number in range(first, first + 1000)))
+raise ValueError("the cause")
+"""
+
+
+def peak_mib(pid: int) -> float:
+    """The most that a process ever had resident."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) / 1024
+    return 0.0
+
+
 def test_old_output_is_rotated_away_and_the_traceback_is_kept(workbench: Workbench) -> None:
     script = workbench.folder / "loud.py"
-    script.write_text(
-        "for number in range(300_000):\n    print(f'{number:09d}', 'y' * 60)\nraise ValueError('the cause')\n"
-    )
+    script.write_text(LOUD)
     job = workbench.job(
         "loud",
         run=f"{sys.executable} {script}",
@@ -73,12 +93,28 @@ def test_old_output_is_rotated_away_and_the_traceback_is_kept(workbench: Workben
         recovery={"max_restarts": 0},
         logs={"segment_mib": 1, "segments": 3},
     )
-    done = workbench.cli("up", str(job), "--no-logs")
-    assert done.returncode != 0
-    assert "ValueError: the cause" in done.stdout + done.stderr
-    size = sum(file.stat().st_size for file in (workbench.run_folder("loud") / "logs").rglob("*.log"))
+    name = workbench.up(job)
+    status = eventually(lambda: (now := workbench.status(name)) and now["controller_pid"] and now)
+    logs, peaks_mib = workbench.run_folder(name) / "logs", {}
+
+    def over() -> bool:
+        for who in ("controller_pid", "agent_pid"):
+            peaks_mib[who] = max(peaks_mib.get(who, 0.0), peak_mib(status[who]))
+        size = sum(file.stat().st_size for file in list(logs.rglob("*.log")) if file.exists())
+        assert size <= 4.2 * 2**20, "one more segment than are kept, for the moment of the change"
+        return workbench.status(name)["state"] == "FAILED"
+
+    eventually(lambda: over() or None, within_s=60)
+    assert workbench.wait_for_end(name)["exit_code"] != 0
+    size = sum(file.stat().st_size for file in logs.rglob("*.log"))
     assert size <= 3.2 * 2**20
-    assert workbench.cli("logs", "loud").stdout.rstrip().endswith("ValueError: the cause")
+    assert all(0 < peak < 150 for peak in peaks_mib.values()), (
+        f"memory does not grow with the output: {peaks_mib}"
+    )
+    assert "ValueError: the cause" in workbench.cli("status", name).stdout
+    log = workbench.cli("logs", name).stdout.rstrip()
+    assert log.endswith("ValueError: the cause")
+    assert f"{LINES - 1:09d} yyy" in log, "the last of the output before it"
 
 
 def test_tail_shows_the_last_lines(workbench: Workbench) -> None:

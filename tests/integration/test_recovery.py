@@ -7,12 +7,12 @@ import re
 import signal
 import sys
 import time
-from itertools import pairwise
 
 import pytest
 
 from tests.support.processes import is_alive
 from tests.support.runs import FREE_RANK, Workbench, generation_of, pid_of
+from tests.support.steps import longest_gap_s
 from tests.support.waiting import eventually
 
 
@@ -43,12 +43,6 @@ def test_a_killed_rank_is_replaced_and_the_others_keep_their_processes(workbench
     order = ["rank_exited", "evicted", "generation_ended", "generation_started", "first_commit"]
     positions = [kinds.index(kind, kinds.index("rank_exited")) for kind in order]
     assert positions == sorted(positions), kinds
-
-
-def longest_gap_s(log: str) -> float:
-    """Longest time between two steps that a free rank has printed."""
-    times = [float(found) for found in re.findall(r"step \d+ at ([\d.]+)", log)]
-    return max(after - before for before, after in pairwise(times))
 
 
 def test_survivors_commit_while_the_victim_is_away(workbench: Workbench) -> None:
@@ -90,7 +84,17 @@ def test_every_rank_of_the_group_is_replaced_when_one_dies(workbench: Workbench)
     assert [rank["pid"] for rank in after["groups"][1]["ranks"]] == [
         rank["pid"] for rank in before["groups"][1]["ranks"]
     ]
-    assert workbench.wait_for_end(name)["state"] == "SUCCEEDED"
+    after = workbench.wait_for_end(name)
+    assert after["state"] == "SUCCEEDED"
+    (record,) = after["recoveries"]
+    assert (record["rank"], record["collateral"]) == (1, [0]), "who died, and who was ended for it"
+    assert record["cause"] == "rank 1 was killed by SIGKILL"
+    exits = [
+        (event["rank"], event["collateral"])
+        for event in workbench.events(name)
+        if event["event"] == "rank_exited" and (event["replica"], event["generation"]) == (0, 1)
+    ]
+    assert exits == [(1, False), (0, True)], "the root cause first"
 
 
 def test_a_hung_rank_is_found_and_replaced(workbench: Workbench) -> None:

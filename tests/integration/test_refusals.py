@@ -45,6 +45,13 @@ CASES = {
         "replicas: 1\nenvs: {TOK: a}\nsecrets: {TOK: b}\n",
         [(5, "secrets.TOK", "TOK is in envs and in secrets")],
     ),
+    "timeouts": (
+        "replicas: 1\nlighthouse: {process_group_timeout_s: 700, join_timeout_s: 1}\n",
+        [
+            (4, "lighthouse.heartbeat_timeout_s", "heartbeat_timeout_s < join_timeout_s <= quorum_timeout_s"),
+            (4, "lighthouse.process_group_timeout_s", "must be shorter than quorum_timeout_s (600)"),
+        ],
+    ),
     "name": ("replicas: 1\nname: a b/ü\n", [(4, "name", "twice")]),
 }
 

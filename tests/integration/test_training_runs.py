@@ -42,9 +42,11 @@ def start(
     *inject: str,
     example: str = "train.py --steps 400",
     without: str = "",
+    deal: bool = False,
     **fields: Any,
 ) -> str:
     staged = ["-m", "tests.support.staged", *(["--leave-out", without] if without else [])]
+    staged += ["--deal"] if deal else []
     words = [sys.executable, *staged, str(gate(workbench)), *f"{ROOT}/examples/{example}".split()]
     recovery = {"standby": 0, **fields.pop("recovery", {})}
     job = workbench.job("train", run=shlex.join(words), recovery=recovery, **fields)
@@ -128,10 +130,16 @@ def survive_a_kill(
 
 
 def test_a_killed_group_comes_back_from_its_standby_and_all_end_bit_equal(workbench: Workbench) -> None:
-    recovery = survive_a_kill(workbench, replicas=3, standby=1, lighthouse=TOLD)
+    recovery = survive_a_kill(workbench, replicas=3, standby=1, lighthouse=TOLD, deal=True)
     assert recovery["evict_s"] is not None
     assert recovery["first_commit_s"] < STUCK_S / 5, "nobody waited for a timeout"
     assert recovery["evict_s"] <= recovery["quorum_s"] < STUCK_S / 5
+    # The batch that it had was never used: the report says which, and the others name its samples.
+    assert recovery["lost_samples"] == 8 * len(recovery["lost_batches"]) > 0, "its samples are listed"
+    said = workbench.cli("status", "train").stdout
+    assert f"{recovery['lost_samples']} samples lost, batch {recovery['lost_batches'][0]}" in said
+    log = workbench.cli("logs", "train", "--replica", "0").stdout
+    assert re.search(r"step \d+ went on without 8 samples of replicas \[1\]: \[\d+(, \d+){7}\]", log)
 
 
 def test_the_same_holds_where_the_standby_has_run_ahead_up_to_its_session(workbench: Workbench) -> None:

@@ -7,7 +7,8 @@ with it, and where, is said on its command line::
     free_rank.py --steps 120 --step-s 0.05 --do 1:30:exit=3 --do 1:30:raise
 
 Each ``--do REPLICA[/RANK]:STEP:WHAT`` happens in that rank (0 where none is named), in its first generation
-only unless WHAT ends in ``!``.
+only unless WHAT ends in ``!``. Asked to leave, it dies of SIGTERM; with ``--heed`` it finishes its step first, as
+a session does.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from sky_monarch import stacks
 from sky_monarch.actors.agent_client import AgentClient
 from sky_monarch.actors.lighthouse_client import LighthouseClient
 from sky_monarch.errors import ChannelClosedError, ChannelError
@@ -35,6 +37,7 @@ def main() -> int:
     parser.add_argument("--step-s", type=float, default=0.05)
     parser.add_argument("--do", action="append", default=[])
     parser.add_argument("--quorum-timeout-s", type=float, default=20.0)
+    parser.add_argument("--heed", action="store_true")
     parser.add_argument("--ahead", default="", help="a deed while it runs ahead of its promotion, as of --do")
     options = parser.parse_args()
 
@@ -53,6 +56,9 @@ def main() -> int:
     }
 
     print(f"rank {rank} of replica {replica} starts as generation {generation}, pid {os.getpid()}")
+    if options.heed:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # its agent says the same
+    stacks.register()
     agent = AgentClient.from_env(target_step=options.steps)
     ears = Ears(agent)
     lighthouse = None
@@ -64,7 +70,11 @@ def main() -> int:
 
     step = 0
     while step < options.steps:
-        act(mine.get(step))
+        if options.heed and ears.asked_to_leave:
+            print(f"leaves after step {step}")
+            ears.close()
+            return 0
+        act(mine.get(step), agent)
         if lighthouse is None:
             time.sleep(options.step_s)
             step += 1
@@ -114,6 +124,7 @@ class Ears(threading.Thread):
     def __init__(self, agent: AgentClient) -> None:
         super().__init__(name="ears", daemon=True)
         self.released = threading.Event()
+        self.asked_to_leave = False
         self._agent = agent
         self._closed = threading.Event()
         self._waiting_since: float | None = None
@@ -129,7 +140,8 @@ class Ears(threading.Thread):
             except ChannelError:
                 return
             match command:
-                case {"type": "release" | "drain"}:
+                case {"type": "release" | "drain" as what}:
+                    self.asked_to_leave = what == "drain"
                     self.released.set()
                 case {"type": "inject", "fault": "exit"}:
                     print("rehearses an exit", flush=True)
@@ -150,8 +162,8 @@ class Ears(threading.Thread):
         self.join(2)
 
 
-def act(what: str | None) -> None:
-    """Go wrong in the way that ``what`` names."""
+def act(what: str | None, agent: AgentClient | None = None) -> None:
+    """Go wrong in the way that ``what`` names; or, as ``pause=LIMIT/SECONDS``, be away for a while, and say so."""
     match (what or "").partition("="):
         case ("exit", _, code):
             sys.exit(int(code or 1))
@@ -163,6 +175,11 @@ def act(what: str | None) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         case ("sleep", _, seconds):
             time.sleep(float(seconds or 3600))
+        case ("pause", _, times) if agent is not None:
+            limit_s, away_s = map(float, times.split("/"))
+            agent.pause("evaluation", limit_s)
+            time.sleep(away_s)
+            agent.pause("evaluation", 0.0)
         case ("stop", _, _):
             os.kill(os.getpid(), signal.SIGSTOP)
 

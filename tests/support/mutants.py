@@ -8,6 +8,7 @@ from tests.support.mutants_rounds import ROUNDS
 from tests.support.mutants_saved import DEALT, FORKED, SAVED
 from tests.support.mutants_sharded import SHARDED
 from tests.support.mutants_told import TOLD
+from tests.support.mutants_watched import WATCHED
 
 RECOVERY = "test_recovery.py::"
 ORPHANS = "test_orphans.py::"
@@ -483,4 +484,4 @@ _RUNNING = [
     ),
 ]
 
-MUTANTS: list[Mutant] = [*_RUNNING, *FORKED, *SAVED, *KEPT, *DEALT, *ROUNDS, *SHARDED, *TOLD]
+MUTANTS: list[Mutant] = [*_RUNNING, *FORKED, *SAVED, *KEPT, *DEALT, *ROUNDS, *SHARDED, *TOLD, *WATCHED]

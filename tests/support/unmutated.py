@@ -10,17 +10,20 @@ FILES = (
     "test_attacks_peers.py",
     "test_attacks_processes.py",
     "test_attacks_terminal.py",
+    "test_budgets.py",
     "test_controller_process.py",
     "test_diloco.py",
     "test_door.py",
     "test_exits.py",
     "test_fork_server.py",
+    "test_hosts.py",
     "test_lifecycle.py",
     "test_orphans.py",
     "test_recovery.py",
     "test_session.py",
     "test_sharded.py",
     "test_standby.py",
+    "test_watchdog.py",
 )
 
 # Tests of those files, and others that kill or stop something, that no mutant turns red, and why that is so.

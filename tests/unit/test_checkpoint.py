@@ -93,6 +93,27 @@ def test_a_full_disk_is_news_and_the_last_good_one_stays(
     assert restored(small_disk) == 30
 
 
+@pytest.mark.parametrize(("floats", "fits"), [(100_000, True), (200_000, False)])
+def test_a_disk_that_will_be_too_small_is_news_before_the_first_save(
+    small_disk: Path, caplog: pytest.LogCaptureFixture, floats: int, fits: bool
+) -> None:
+    """Of 2 MB, with two to keep and the next beside them: three times 0.4 MB, or 0.8."""
+    saver = checkpoints(str(small_disk / "made" / "later"), keep=2)
+    for step in (1, 2):
+        saver.preflight(step, state_of(step, floats))
+    news = saver.news()
+    assert list(news) == (
+        [] if fits else ["checkpoint_short_step", "checkpoint_needed_bytes", "checkpoint_room_bytes"]
+    )
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == (not fits), "once"
+    if not fits:
+        assert news["checkpoint_short_step"] == 1
+        assert news["checkpoint_needed_bytes"] == 3 * 4 * floats > news["checkpoint_room_bytes"]
+        assert str(small_disk) in warnings[0]
+    assert saver.folder.complete() == [], "nothing was written"
+
+
 def test_a_file_that_may_not_grow_is_news_too(tmp_path: Path) -> None:
     saver = checkpoints(str(tmp_path))
     save(saver, 10)

@@ -102,6 +102,13 @@ def test_what_a_session_says_of_checkpoints_becomes_one_event_each() -> None:
     assert len(news.take(progress(generation=2, **said))[1]) == 1, "another generation counts anew"
 
 
+def test_a_disk_that_will_be_too_small_is_an_event_with_both_sizes() -> None:
+    said = {"checkpoint_short_step": 1.0, "checkpoint_needed_bytes": 9e9, "checkpoint_room_bytes": 5.0}
+    (row,) = CheckpointNews("/data/x").take(progress(**said))[1]
+    assert (row["event"], row["step"]) == ("checkpoint_no_room", 1)
+    assert (row["needed_bytes"], row["room_bytes"], row["to"]) == (9_000_000_000, 5, "/data/x")
+
+
 def test_a_controller_that_was_restarted_tells_nothing_twice() -> None:
     row = CheckpointNews("x").take(progress(checkpoint_step=30))[1][0]
     restarted = CheckpointNews("x")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -27,3 +28,44 @@ def test_every_page_is_in_the_navigation() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     for page in (ROOT / "docs").rglob("*.md"):
         assert str(page.relative_to(ROOT / "docs")) in navigation, page
+
+
+_PLACES = {"I": "integration", "U": "unit", "N": "net", "S": "slow"}
+_ROW = re.compile(r"^\| (H\d\d) \|.*\| (.*) \|$", re.MULTILINE)
+
+
+def missing_tests(cell: str) -> list[str]:
+    """What a row of the table names and nobody has: ``I/file: test…``, more tests of it, a Rust file likewise."""
+    missing, text = [], ""
+    for name in re.findall(r"`([^`]+)`", cell):
+        place, _, test = name.partition(": ")
+        if re.fullmatch(r"[IUNS]/\w+", place):
+            path = ROOT / "tests" / _PLACES[place[0]] / f"test_{place[2:]}.py"
+        elif place.startswith("rust_core/"):
+            path = ROOT / place
+        elif re.fullmatch(r"[a-z_…]+(\[.*\])?", name):
+            path, test = None, name
+        else:
+            continue
+        if path is not None:
+            if not path.is_file():
+                missing.append(name)
+                continue
+            text = path.read_text(encoding="utf-8")
+        parts = filter(None, test.partition("[")[0].split("…"))
+        if not all(re.search(rf"(def|fn) \w*{re.escape(part)}", text) for part in parts):
+            missing.append(name)
+    return missing
+
+
+def test_every_test_that_the_table_of_cases_names_is_there() -> None:
+    rows = _ROW.findall((ROOT / "tests/README.md").read_text(encoding="utf-8"))
+    assert len(rows) >= 40
+    missing = {row: found for row, cell in rows if (found := missing_tests(cell))}
+    assert missing == {}
+    assert missing_tests(
+        "`I/recovery: no_such_test…`, `I/nowhere`, `rust_core/tests/agent/door.rs: a_stranger…`"
+    ) == [
+        "I/recovery: no_such_test…",
+        "I/nowhere",
+    ]

@@ -52,6 +52,8 @@ def rows() -> list[dict[str, Any]]:
         starts(1, generation + 1)
         if generation != 3:
             add("first_commit", replica=1, generation=generation + 1, step=9)
+    add("samples_lost", replica=1, step=8, batches=[24], samples=4)
+    add("samples_lost", replica=0, step=9, batches=[27], samples=4)
     add("checkpoint_saved", replica=0, rank=0, generation=1, number=4, step=4, bytes=5, to="/there")
     cause = {"cause": "rank_exited", "rank": 0, "exit": {"code": 7}, "early": None}
     add("group_given_up", replica=2, generation=1, restarts=8, **cause)

@@ -327,6 +327,16 @@ def test_groups_that_their_agent_stopped_by_itself_fail_the_run_with_its_reason(
     assert (run.state.reason or "").startswith("replica 0: it was stopped: the host is taken away")
 
 
+def test_a_success_without_a_group_that_its_agent_stopped_says_so():
+    run = Run()
+    run.up()
+    run.feed(model.GenerationEnded(replica=1, generation=1, reason="it was stopped: the host is taken away"))
+    run.stopped(1)
+    for replica in (0, 2):
+        run.done(replica)
+    assert "note: replica 1: it was stopped: the host is taken away" in (run.state.reason or "")
+
+
 def test_an_older_generation_has_nothing_to_say():
     run = Run()
     run.up()
@@ -375,6 +385,7 @@ def test_a_host_that_never_comes_is_named_and_costs_the_run_its_groups_alone(min
         assert "replica 2" in state.reason
     else:
         assert "2 of 3 replica groups can go on, min_replicas is 3" in state.reason
+        assert state.exit_code == 4
 
 
 def test_a_long_list_of_lost_groups_is_cut_short_in_the_reason():

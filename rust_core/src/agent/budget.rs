@@ -48,7 +48,9 @@ impl Budget {
 
     /// Decides after a death at `now_s`; `progressed` says whether the dead generation had brought progress.
     pub fn decide(&mut self, now_s: f64, progressed: bool) -> Verdict {
-        self.spent.retain(|spent| now_s - *spent <= self.window_s);
+        if !mutant::is_on("never_forget") {
+            self.spent.retain(|spent| now_s - *spent <= self.window_s);
+        }
         let restarts = self.restarts(now_s);
         if restarts >= self.max_restarts && !mutant::is_on("no_budget") {
             return Verdict::GiveUp { restarts };
@@ -57,6 +59,7 @@ impl Budget {
             self.fruitless = 0;
         }
         let delay_s = match self.fruitless {
+            _ if mutant::is_on("no_backoff") => 0.0,
             0 => 0.0,
             n => {
                 (self.backoff_s * 2f64.powi(i32::try_from(n - 1).unwrap_or(i32::MAX))).min(self.backoff_max_s)
@@ -69,7 +72,8 @@ impl Budget {
 
     /// Restarts spent inside the window that ends at `now_s`.
     pub fn restarts(&self, now_s: f64) -> u32 {
-        let inside = self.spent.iter().filter(|spent| now_s - **spent <= self.window_s);
+        let forgets = !mutant::is_on("never_forget");
+        let inside = self.spent.iter().filter(|spent| now_s - **spent <= self.window_s || !forgets);
         u32::try_from(inside.count()).unwrap_or(u32::MAX)
     }
 }

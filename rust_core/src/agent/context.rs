@@ -14,7 +14,7 @@ use super::fork_server::ForkServer;
 use super::logs::Logs;
 use super::outbox::Outbox;
 use super::pidfd::Process;
-use super::progress::Blame;
+use super::roll_call::RollCall;
 use super::sessions::Sessions;
 use super::spawn::{Request, Spawned, Spawner};
 use super::store::Store;
@@ -61,8 +61,8 @@ pub struct Context {
     pub can_renice: bool,
     /// What each group is doing.
     pub groups: Mutex<BTreeMap<u32, GroupSnapshot>>,
-    /// Which group hangs.
-    pub blame: Mutex<Blame>,
+    /// Who of the live groups hangs.
+    pub roll_call: Mutex<RollCall>,
     /// Spawns so far.
     pub spawns: AtomicU64,
     /// Processes that groups have started and not yet seen the end of: group by spawn id.
@@ -81,9 +81,9 @@ impl Context {
         self.groups.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Which group hangs.
-    pub fn blame(&self) -> MutexGuard<'_, Blame> {
-        self.blame.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Who of the live groups hangs.
+    pub fn roll_call(&self) -> MutexGuard<'_, RollCall> {
+        self.roll_call.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn all_owned(&self) -> MutexGuard<'_, HashMap<String, (u32, Process)>> {

@@ -1,9 +1,6 @@
 //! Whether a rank with a session still commits: the watchdog's limits. Pure: the caller brings the time.
 
 use std::collections::VecDeque;
-use std::time::Duration;
-
-use tokio::time::Instant;
 
 use crate::protocol::{Cause, ProgressLimit, Recovery};
 
@@ -21,13 +18,21 @@ pub struct Watchdog {
     /// Of the last commit.
     committed_s: Option<f64>,
     paused_until_s: Option<f64>,
+    /// The last that it said is that it waits for others.
+    waits: bool,
     intervals_s: VecDeque<f64>,
 }
 
 impl Watchdog {
     /// Nothing committed yet; the generation started at `now_s`.
     pub fn new(now_s: f64) -> Self {
-        Self { since_s: now_s, committed_s: None, paused_until_s: None, intervals_s: VecDeque::new() }
+        Self {
+            since_s: now_s,
+            committed_s: None,
+            paused_until_s: None,
+            waits: false,
+            intervals_s: VecDeque::new(),
+        }
     }
 
     /// A step was committed.
@@ -39,14 +44,20 @@ impl Watchdog {
             }
             self.intervals_s.push_back(now_s - last_s);
         }
-        self.paused_until_s = None;
+        (self.paused_until_s, self.waits) = (None, false);
         self.since_s = now_s;
     }
 
-    /// No commit is expected for `limit_s`; 0 ends the pause.
-    pub fn pause(&mut self, now_s: f64, limit_s: f64) {
+    /// No commit is expected for `limit_s`, since others are waited for (`waits`) or for another reason; 0 ends the pause.
+    pub fn pause(&mut self, now_s: f64, limit_s: f64, waits: bool) {
         self.paused_until_s = (limit_s > 0.0).then_some(now_s + limit_s);
+        self.waits = waits && limit_s > 0.0;
         self.since_s = now_s;
+    }
+
+    /// Whether the last that it said is that it waits for others.
+    pub const fn waits(&self) -> bool {
+        self.waits
     }
 
     /// Starts the current wait anew: the watcher itself was away, so the silence proves nothing.
@@ -57,6 +68,11 @@ impl Watchdog {
 
     /// The limit that is exceeded at `now_s`, if one is.
     pub fn verdict(&self, now_s: f64, recovery: &Recovery) -> Option<Cause> {
+        self.overdue(now_s, recovery, 1.0)
+    }
+
+    /// The same for this `part` of the limit for a step; the limit for the first one stays whole.
+    pub fn overdue(&self, now_s: f64, recovery: &Recovery, part: f64) -> Option<Cause> {
         if self.committed_s.is_none() {
             let limit_s = recovery.startup_limit_s?;
             return (now_s > self.since_s.max(self.paused_until_s.unwrap_or(0.0)) + limit_s)
@@ -68,7 +84,7 @@ impl Watchdog {
             ProgressLimit::Auto => self.auto_limit_s(),
         };
         let from_s = self.paused_until_s.unwrap_or(self.since_s);
-        (now_s > from_s + limit_s).then_some(Cause::ProgressLimit { limit_s })
+        (now_s > from_s + part * limit_s).then_some(Cause::ProgressLimit { limit_s })
     }
 
     fn auto_limit_s(&self) -> f64 {
@@ -78,36 +94,9 @@ impl Watchdog {
     }
 }
 
-/// Who was last ended for committing nothing. A group that hangs holds up the others: of those of one host that exceed
-/// their limits together only one is ended, and the others get a fresh window, in which they go on without it or are
-/// found to hang themselves.
-#[derive(Debug, Default)]
-pub struct Blame {
-    until: Option<Instant>,
-}
-
-impl Blame {
-    /// Whether a group that exceeds `limit` at `now` is the one of its window.
-    pub fn takes(&mut self, now: Instant, limit: Duration) -> bool {
-        if self.until.is_some_and(|until| now < until) {
-            return false;
-        }
-        self.until = Some(now + limit);
-        true
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn one_group_a_window_is_to_blame() {
-        let (mut blame, start, limit) = (Blame::default(), Instant::now(), Duration::from_secs(5));
-        let at = |s| start + Duration::from_secs(s);
-        let taken: Vec<bool> = [0, 0, 1, 4, 5, 6, 10].map(|s| blame.takes(at(s), limit)).into();
-        assert_eq!(taken, [true, false, false, false, true, false, true]);
-    }
 
     fn recovery(progress_limit_s: ProgressLimit) -> Recovery {
         Recovery {
@@ -156,9 +145,9 @@ mod tests {
         let recovery = recovery(ProgressLimit::Seconds(5.0));
         let mut dog = Watchdog::new(0.0);
         dog.committed(1.0);
-        dog.pause(2.0, 100.0);
+        dog.pause(2.0, 100.0, false);
         assert_eq!(dog.verdict(101.0, &recovery), None);
-        dog.pause(101.0, 0.0);
+        dog.pause(101.0, 0.0, false);
         assert_eq!(dog.verdict(105.0, &recovery), None);
         assert!(dog.verdict(107.0, &recovery).is_some());
     }
@@ -170,7 +159,7 @@ mod tests {
         waits.committed(1.0);
         hangs.committed(1.0);
         for now_s in [2.0, 3.0, 4.0, 5.0, 6.0, 7.0] {
-            waits.pause(now_s, 3.0);
+            waits.pause(now_s, 3.0, true);
         }
         assert!(hangs.verdict(7.0, &recovery).is_some());
         assert_eq!(waits.verdict(7.0, &recovery), None);
@@ -178,11 +167,31 @@ mod tests {
     }
 
     #[test]
+    fn the_last_word_is_that_it_waits_until_it_says_something_else() {
+        let recovery = recovery(ProgressLimit::Seconds(4.0));
+        let mut dog = Watchdog::new(0.0);
+        dog.committed(1.0);
+        assert!(!dog.waits());
+        dog.pause(2.0, 3.0, true);
+        assert!(dog.waits() && dog.overdue(5.0, &recovery, 0.75).is_none());
+        assert!(
+            dog.waits()
+                && dog.overdue(8.1, &recovery, 0.75).is_some()
+                && dog.verdict(8.1, &recovery).is_none()
+        );
+        dog.pause(8.5, 60.0, false);
+        assert!(!dog.waits(), "an evaluation is no wait");
+        dog.pause(9.0, 3.0, true);
+        dog.committed(9.5);
+        assert!(!dog.waits());
+    }
+
+    #[test]
     fn steps_that_contain_waits_still_count_in_full() {
         let recovery = recovery(ProgressLimit::Auto);
         let mut dog = Watchdog::new(0.0);
         for i in 0..20 {
-            dog.pause(f64::from(i) * 20.0 - 1.0, 3.0);
+            dog.pause(f64::from(i) * 20.0 - 1.0, 3.0, false);
             dog.committed(f64::from(i) * 20.0);
         }
         assert_eq!(dog.verdict(380.0 + 199.0, &recovery), None);

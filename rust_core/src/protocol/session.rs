@@ -6,6 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use super::Fault;
 
+/// What a session pauses for that waits for others: where all groups stand still, these are not to blame.
+pub const WAITING: &str = "waiting for other replica groups";
+
 /// Session to agent.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
@@ -29,7 +32,7 @@ pub enum SessionReport {
     },
     /// For the next `limit_s` no commit is expected (evaluation, a long save); 0 ends the pause.
     Pause {
-        /// Shown in status.
+        /// Shown in status; [`WAITING`] for a wait.
         what: String,
         /// Longest pause.
         limit_s: f64,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use sky_monarch_core::channel::{Credentials, Limits, connect};
-use sky_monarch_core::protocol::{Fault, Peer, SessionCommand, SessionReport, Slot};
+use sky_monarch_core::protocol::{Fault, Peer, SessionCommand, SessionReport, Slot, WAITING};
 
 fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
@@ -75,6 +75,14 @@ async fn rank(mode: &str) -> i32 {
             "early" if step == 3 => {
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 return 0;
+            }
+            "waits" if step == 2 && generation == 1 => {
+                // As one that waits does, for a while: what it waits for does not come.
+                let waits = SessionReport::Pause { what: WAITING.into(), limit_s: 0.1 };
+                if channel.send(&waits).await.is_err() {
+                    return 8;
+                }
+                std::future::pending().await
             }
             "silent" if step == 2 && generation == 1 => std::future::pending().await,
             _ => {}

@@ -259,38 +259,69 @@ async fn a_rank_that_commits_nothing_any_more_is_replaced(mutant: Option<&'stati
     ensure(injected == 1, format!("injected {injected} times: once in a run"))
 }
 
-scenario!(
-    of_groups_that_exceed_their_limit_together_one_is_ended_and_the_others_get_another_window,
-    blame_all
-);
-async fn of_groups_that_exceed_their_limit_together_one_is_ended_and_the_others_get_another_window(
-    mutant: Option<&'static str>,
-) -> Outcome {
-    const LIMIT_S: f64 = 1.5;
-    let scene = Scene::new(mutant).await;
-    for replica in 0..2 {
-        let mut plan = session(replica, "silent", 100_000);
-        plan.recovery.progress_limit_s = ProgressLimit::Seconds(LIMIT_S);
+/// Groups that stop at their second step: when each first generation was ended for that, once all of `ended` were.
+async fn stand_still(scene: &Scene, modes: &[&str], ended: &[u32]) -> Result<Vec<Option<u64>>, String> {
+    for (replica, mode) in (0..).zip(modes) {
+        let mut plan = session(replica, mode, 100_000);
+        plan.recovery.progress_limit_s = ProgressLimit::Seconds(STILL_S);
         plan.recovery.grace_s = 0.1;
         scene.send(start(plan)).await;
     }
-    let mut ended_ns = Vec::new();
-    for replica in 0..2 {
-        let at_ns = scene.until("its limit is exceeded", |heard| {
-            heard.events.iter().find_map(|(_, stamped)| match &stamped.event {
-                Event::GenerationEnded {
-                    replica: r,
-                    generation: 1,
-                    cause: Cause::ProgressLimit { .. },
-                    ..
-                } => (*r == replica).then_some(stamped.mono_ns),
+    let of = |heard: &Heard, replica: u32| {
+        heard.events.iter().find_map(|(_, stamped)| match &stamped.event {
+            Event::GenerationEnded {
+                replica: r, generation: 1, cause: Cause::ProgressLimit { .. }, ..
+            } => (*r == replica).then_some(stamped.mono_ns),
+            _ => None,
+        })
+    };
+    scene
+        .until("those that hang are ended", |heard| {
+            let all = ended.iter().all(|replica| of(heard, *replica).is_some());
+            all.then(|| (0..).zip(modes).map(|(replica, _)| of(heard, replica)).collect())
+        })
+        .await
+}
+
+const STILL_S: f64 = 2.0;
+
+scenario!(where_all_groups_hang_one_roll_call_ends_them_at_once, one_by_one, no_watchdog);
+async fn where_all_groups_hang_one_roll_call_ends_them_at_once(mutant: Option<&'static str>) -> Outcome {
+    let scene = Scene::new(mutant).await;
+    let ended_ns = stand_still(&scene, &["silent"; 3], &[0, 1, 2]).await?;
+    let known: Vec<u64> = ended_ns.into_iter().flatten().collect();
+    let apart_s = (known.iter().max().unwrap_or(&0) - known.iter().min().unwrap_or(&0)) as f64 / 1e9;
+    ensure(apart_s < 0.75 * STILL_S, format!("{apart_s} s apart"))?;
+    for replica in 0..3 {
+        scene.spawned(replica, 0, 2).await?;
+        scene
+            .event("it commits again", |event| match event {
+                Event::FirstCommit { replica: r, generation: 2, .. } => (*r == replica).then_some(()),
                 _ => None,
             })
-        });
-        ended_ns.push(at_ns.await?);
+            .await?;
     }
-    let apart_s = ended_ns[0].abs_diff(ended_ns[1]) as f64 / 1e9;
-    ensure(apart_s > 0.6 * LIMIT_S, format!("{apart_s} s apart"))
+    let told = |event: &Event| match event {
+        Event::Notice { message, .. } => message.contains("[0, 1, 2] hang").then_some(()),
+        _ => None,
+    };
+    scene.event("who answered what", told).await?;
+    let rolls = scene.events().iter().filter_map(told).count();
+    ensure(rolls == 1, format!("the roll was called {rolls} times"))
+}
+
+scenario!(who_waits_for_those_that_hang_is_left_alone_in_the_roll_call, blame_all);
+async fn who_waits_for_those_that_hang_is_left_alone_in_the_roll_call(
+    mutant: Option<&'static str>,
+) -> Outcome {
+    let scene = Scene::new(mutant).await;
+    let ended_ns = stand_still(&scene, &["silent", "waits", "silent"], &[0, 2]).await?;
+    tokio::time::sleep(Duration::from_secs_f64(0.25 * STILL_S)).await;
+    let waiter = |event: &Event| {
+        matches!(event, Event::GenerationEnded { replica: 1, .. } | Event::Hung { replica: 1, .. })
+    };
+    let touched = ended_ns[1].is_some() || scene.events().iter().any(waiter);
+    ensure(!touched, "the one that waits was ended, too")
 }
 
 scenario!(a_session_of_an_older_generation_is_fenced_off, no_fence);

@@ -26,12 +26,12 @@ from torch.distributed.checkpoint import (
 )
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_map, tree_map_with_path
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_with_path
 
 from sky_monarch.training.checkpoint.layout import OLD_STATE
 from sky_monarch.training.checkpoint.meeting import Meeting
 
-__all__ = ["MANAGER", "Snapshots", "bytes_of", "read", "read_old", "write"]
+__all__ = ["MANAGER", "Snapshots", "bytes_of", "estimate", "read", "read_old", "write"]
 
 MANAGER = "torchft.manager"
 """Key of the part that is TorchFT's own."""
@@ -119,6 +119,12 @@ def bytes_of(state: Mapping[str, Any]) -> int:
     tensors = [value for value in state.values() if isinstance(value, torch.Tensor)]
     locals_ = [value.to_local() if isinstance(value, DTensor) else value for value in tensors]
     return sum(local.numel() * local.element_size() for local in locals_)
+
+
+def estimate(parts: Mapping[str, Any]) -> int:
+    """Bytes of the tensors in a whole checkpoint of ``parts``, those of the other ranks of a group included."""
+    tensors = (leaf for leaf in tree_leaves(dict(parts)) if isinstance(leaf, torch.Tensor))
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def write(tmp: Path, state: Mapping[str, Any], meeting: Meeting) -> list[str]:

@@ -74,6 +74,7 @@ class Checkpoints:
         self._spoilt: set[str] = set()
         self._lock = threading.Lock()
         self._news: dict[str, float] = {}
+        self.unchecked = True
         self._uploader: Uploader | None = None
         self._store: CheckpointStore | None = None
         if plan.url is not None:
@@ -214,6 +215,36 @@ class Checkpoints:
             steps: Committed at once, up to this one.
         """
         return step // self.plan.every_steps > max(0, step - steps) // self.plan.every_steps
+
+    def preflight(self, step: int, parts: Mapping[str, Any]) -> None:
+        """Once, before the first save: warn where the disk cannot hold what is to be kept; never an error.
+
+        Args:
+            step: Steps committed: from the first one on an optimizer has all of its state.
+            parts: What will be saved.
+        """
+        if not self.unchecked:
+            return
+        self.unchecked = False
+        if self._rank != 0:
+            return
+        with contextlib.suppress(OSError, CheckpointError):
+            each = contents.estimate(parts)
+            # The one before stays until the next is complete; on the way to a store no other does.
+            needed = each * (2 if self._uploader is not None else self.plan.keep + 1)
+            disk = next(place for place in (self.folder.path, *self.folder.path.parents) if place.exists())
+            room = shutil.disk_usage(disk).free + sum(it.marker.size for it in self.folder.complete())
+            if each > 0 and needed > room:
+                logger.warning(
+                    "checkpoints will not fit: %d at a time of %d bytes each, but %s has room for %d bytes",
+                    needed // each,
+                    each,
+                    self.folder.path,
+                    room,
+                )
+                self._tell(
+                    checkpoint_short_step=step, checkpoint_needed_bytes=needed, checkpoint_room_bytes=room
+                )
 
     def save(self, step: int, parts: Mapping[str, Any]) -> bool:
         """Copy the state and begin to save it; all ranks of the group must do so.

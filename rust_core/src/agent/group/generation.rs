@@ -241,6 +241,9 @@ impl Group {
     /// step still needs its children) or, under a shell, to everything.
     async fn drain(&mut self, live: &mut Generation) {
         let Some(stop) = self.stop.borrow().clone() else { return };
+        if mutant::is_on("no_drain") {
+            return;
+        }
         let left = stop.deadline.saturating_duration_since(Instant::now());
         let command = SessionCommand::Drain { grace_s: left.as_secs_f64(), reason: stop.reason };
         self.context.sessions.tell_group(self.plan.replica, &command);

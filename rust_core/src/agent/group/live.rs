@@ -12,9 +12,10 @@ use crate::agent::clock;
 use crate::agent::evidence::{self, Stuck};
 use crate::agent::mutant;
 use crate::agent::pidfd::Exited;
+use crate::agent::roll_call::{Answer, NEARLY, Sentence};
 use crate::agent::sessions::SessionEvent;
 use crate::protocol::{
-    Cause, Event, Exit, Fault, GroupState, Heal, Injection, Progress, SessionCommand, SessionReport,
+    Cause, Event, Exit, Fault, GroupState, Heal, Injection, Progress, SessionCommand, SessionReport, WAITING,
 };
 
 const LOOK: Duration = Duration::from_millis(200);
@@ -28,6 +29,13 @@ const EXAMINED: usize = 16;
 impl Group {
     /// Watches over a generation until something ends it.
     pub(super) async fn live(&mut self, live: &mut Generation) -> Outcome {
+        self.context.roll_call().enter(self.plan.replica);
+        let outcome = self.watch(live).await;
+        self.context.roll_call().leave(self.plan.replica);
+        outcome
+    }
+
+    async fn watch(&mut self, live: &mut Generation) -> Outcome {
         let mut look = interval(LOOK);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -134,10 +142,11 @@ impl Group {
             }
             SessionEvent::Said(SessionReport::Pause { what, limit_s }) => {
                 tracing::debug!(rank, what, limit_s, "a session pauses");
-                if mutant::is_on("blame_waiting") {
-                    of.watchdog.pause(now_s - 3600.0, limit_s); // as if whoever waits were the one that hangs
-                } else {
-                    of.watchdog.pause(now_s, limit_s);
+                let waits = what == WAITING;
+                if mutant::is_on("blame_waiting") && waits {
+                    of.watchdog.pause(now_s - 3600.0, limit_s, waits); // as if whoever waits were the one that hangs
+                } else if !mutant::is_on("deaf_to_pauses") || waits {
+                    of.watchdog.pause(now_s, limit_s, waits);
                 }
             }
             SessionEvent::Said(SessionReport::Done { step }) => {
@@ -183,21 +192,8 @@ impl Group {
         for rank in 0..self.plan.world_size {
             self.rehearse(live, rank);
         }
-        let late =
-            live.ranks.iter().filter(|rank| rank.exit().is_none() && !rank.is_finished()).find_map(|rank| {
-                let watched = rank
-                    .session
-                    .as_ref()
-                    .map_or_else(|| !self.has_never_had_a_session(rank), |session| session.open);
-                let verdict = watched.then(|| rank.watchdog.verdict(now_s, &self.plan.recovery)).flatten();
-                verdict.map(|cause| (rank.rank, cause))
-            });
-        if let Some((rank, cause)) = late.filter(|_| !mutant::is_on("no_watchdog")) {
-            if self.is_to_blame(&cause) {
-                self.examine(live, rank).await;
-                return Some(cause);
-            }
-            live.ranks.iter_mut().for_each(|rank| rank.watchdog.refresh(now_s));
+        if let Some(cause) = self.answer_roll_call(live, now_s).await {
+            return Some(cause);
         }
         let limit_s = self.context.limits.siblings_s;
         if live.first_exit_0.is_some_and(|at| at.elapsed().as_secs_f64() > limit_s)
@@ -244,16 +240,45 @@ impl Group {
         }
     }
 
-    /// Whether a group that exceeds a limit is ended for it, or another one just was, for which this one may have waited.
-    fn is_to_blame(&self, cause: &Cause) -> bool {
-        match cause {
-            Cause::ProgressLimit { limit_s } => {
-                self.context.blame().takes(Instant::now(), seconds(*limit_s))
-                    || mutant::is_on("blame_all")
-                    || mutant::is_on("blame_waiting")
-            }
-            _ => true,
+    /// Has every rank's watchdog look; the cause of death, where this generation is to be ended for what they see.
+    async fn answer_roll_call(&self, live: &mut Generation, now_s: f64) -> Option<Cause> {
+        if mutant::is_on("no_watchdog") {
+            return None;
         }
+        let recovery = &self.plan.recovery;
+        let (mut answer, mut late, mut calls) = (Answer::default(), None, false);
+        for rank in live.ranks.iter().filter(|rank| rank.exit().is_none() && !rank.is_finished()) {
+            let watched = rank
+                .session
+                .as_ref()
+                .map_or_else(|| !self.has_never_had_a_session(rank), |session| session.open);
+            let Some(cause) = rank.watchdog.overdue(now_s, recovery, NEARLY).filter(|_| watched) else {
+                continue;
+            };
+            if !matches!(cause, Cause::ProgressLimit { .. }) {
+                self.examine(live, rank.rank).await;
+                return Some(cause);
+            }
+            calls |= rank.watchdog.verdict(now_s, recovery).is_some();
+            let mine = if rank.watchdog.waits() { Answer::Waits } else { Answer::Hangs };
+            if mine > answer {
+                (answer, late) = (mine, Some((rank.rank, cause)));
+            }
+        }
+        let heard = self.context.roll_call().look(Instant::now(), self.plan.replica, answer, calls);
+        let Sentence { ends, protocol } = heard?;
+        if let Some(message) = protocol {
+            self.emit(Event::Notice { replica: None, message });
+        }
+        // One that has committed since it answered is none to end.
+        if let Some((rank, cause)) = late.filter(|_| ends) {
+            self.examine(live, rank).await;
+            return Some(cause);
+        }
+        if answer > Answer::Well {
+            live.ranks.iter_mut().for_each(|rank| rank.watchdog.refresh(now_s));
+        }
+        None
     }
 
     /// Carries out the faults that are due for a rank.

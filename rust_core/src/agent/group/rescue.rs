@@ -38,6 +38,7 @@ impl Rescue {
         let Self { context, replica, .. } = &self;
         let replica = *replica;
         context.sessions.fence(replica);
+        context.roll_call().leave(replica);
         let last = context.groups().get(&replica).cloned();
         let (generation, pids) = last.map_or_else(
             || (self.generation, Default::default()),
