@@ -159,7 +159,9 @@ def test_a_lighthouse_that_stays_stopped_is_replaced_by_its_spare(workbench: Wor
     before = workbench.wait_for_step(name, 20)
     old = before["lighthouse"]["pid"]
     os.kill(old, signal.SIGSTOP)
-    stuck = eventually(lambda: (now := workbench.status(name))["lighthouse"]["pid"] != old and now, within_s=30)
+    stuck = eventually(
+        lambda: (now := workbench.status(name))["lighthouse"]["pid"] != old and now, within_s=30
+    )
     workbench.wait_for_step(name, max(group["step"] for group in stuck["groups"]) + 20)
     after = workbench.status(name)
     assert [generation_of(after, replica) for replica in range(3)] == [1, 1, 1], after["recoveries"]
