@@ -336,7 +336,8 @@ class Checkpoints:
     def _is_overtaken(self, step: int, error: BaseException) -> bool:
         """Whether another writer, with a newer one, removed this half one: an old generation that lingers."""
         with contextlib.suppress(CheckpointError):
-            gone = _errno_of(error) == errno.ENOENT
+            # EEXIST: Python's mkdir says so of a folder that was there, and is gone when it looks again.
+            gone = _errno_of(error) in (errno.ENOENT, errno.EEXIST)
             return gone and any(it.step > step for it in self.folder.complete())
         return False
 
