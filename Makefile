@@ -25,7 +25,7 @@ demo: $(VENV)/.train ## Train four replica groups here, kill one, watch it rejoi
 test: $(VENV)/.train $(VENV)/.dev ## Run every fast test: Rust, unit, integration.
 	cargo test --workspace --quiet
 	cargo build --quiet --package sky-monarch-py --features mutants
-	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --durations 15 -m 'not mutant'
+	$(BIN)/python -m pytest --numprocesses 5 --dist loadfile --no-loadscope-reorder --durations 15 -m 'not mutant and not slow'
 
 .PHONY: test-mutants
 test-mutants: $(VENV)/.train $(VENV)/.dev ## Leave out one step of recovery at a time: its tests have to fail (slow).
@@ -33,8 +33,9 @@ test-mutants: $(VENV)/.train $(VENV)/.dev ## Leave out one step of recovery at a
 	$(BIN)/python -m pytest tests/mutants tests/integration -m mutant
 
 .PHONY: test-slow
-test-slow: $(VENV)/.train $(VENV)/.dev ## Run what takes a minute: many runs in a row, and what they leave.
+test-slow: $(VENV)/.train $(VENV)/.dev ## Run what takes minutes: many runs, restarts and saves in a row.
 	$(BIN)/python -m pytest tests/slow
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile tests/integration -m slow
 
 .PHONY: test-net
 test-net: $(VENV)/.train $(VENV)/.dev ## Cut links between hosts in network namespaces (needs root and iproute2).

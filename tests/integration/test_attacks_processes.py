@@ -92,6 +92,7 @@ def written_pid(file: Path, *, other_than: int) -> int:
     return eventually(read)
 
 
+@pytest.mark.slow
 def test_a_lighthouse_that_is_killed_again_and_again_while_it_is_asked_ends_no_rank(
     workbench: Workbench,
 ) -> None:

@@ -64,6 +64,7 @@ def test_killed_before_any_operation_of_a_save_a_whole_checkpoint_is_loaded(
         assert [path.name[:17] for path in folder.iterdir()] == ["step-000000000030"]
 
 
+@pytest.mark.slow
 def test_writers_that_know_nothing_of_each_other_leave_whole_checkpoints(
     zygote: Zygote, tmp_path: Path
 ) -> None:

@@ -89,6 +89,7 @@ def test_the_head_agent_brings_its_services_back(workbench: Workbench, victim: s
     assert workbench.pids_spawned(name) == {replica: [pid_of(before, replica)] for replica in range(3)}
 
 
+@pytest.mark.slow
 def test_fifty_restarts_end_with_term_before_kill_and_leave_no_zombie(workbench: Workbench) -> None:
     script = workbench.folder / "stubborn.sh"
     script.write_text(

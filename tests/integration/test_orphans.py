@@ -8,6 +8,8 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.support.processes import is_alive
 from tests.support.runs import FREE_RANK, Workbench, pid_of
 from tests.support.waiting import eventually
@@ -80,6 +82,7 @@ def test_without_a_keeper_the_run_is_lost_but_its_ranks_still_end(workbench: Wor
     eventually(lambda: not workbench.processes(name), within_s=10)
 
 
+@pytest.mark.slow
 def test_an_agent_that_is_killed_again_and_again_is_given_up(workbench: Workbench) -> None:
     """Ten short lives; the job's own restarts are counted apart."""
     recovery = {"max_restarts": 100, "backoff_s": 0, "backoff_max_s": 0}
