@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
+from tempfile import mkdtemp
 
 import pytest
 
@@ -21,9 +23,8 @@ NONE = replace(left_out("none", KILLED, ""), always=True)
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Mutant, Future[Done]]]:
-    with all_run(
-        [NONE, *ALWAYS], build_core(), lambda: tmp_path_factory.mktemp("mutant"), at_once=3
-    ) as running:
+    folder = tmp_path_factory.mktemp("mutants")  # here: pytest's own way is not for threads
+    with all_run([NONE, *ALWAYS], build_core(), lambda: Path(mkdtemp(dir=folder)), at_once=3) as running:
         yield running
 
 

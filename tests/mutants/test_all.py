@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from concurrent.futures import Future
+from pathlib import Path
+from tempfile import mkdtemp
 
 import pytest
 
@@ -24,7 +26,8 @@ def running(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[Mutant, Future[Done]]]:
     chosen = [item.callspec.params["mutant"] for item in request.session.items if hasattr(item, "callspec")]
-    with all_run(chosen, build_core(), lambda: tmp_path_factory.mktemp("mutant"), at_once=6) as running:
+    folder = tmp_path_factory.mktemp("mutants")  # here: pytest's own way is not for threads
+    with all_run(chosen, build_core(), lambda: Path(mkdtemp(dir=folder)), at_once=6) as running:
         yield running
 
 
