@@ -105,7 +105,9 @@ def test_old_output_is_rotated_away_and_the_traceback_is_kept(workbench: Workben
         logs={"segment_mib": 1, "segments": 3},
     )
     name = workbench.up(job)
-    status = eventually(lambda: (now := workbench.status(name)) and now["controller_pid"] and now)
+    status = eventually(
+        lambda: (now := workbench.status(name)) and now["controller_pid"] and now["agent_pid"] and now
+    )
     logs, peaks_mib = workbench.run_folder(name) / "logs", {}
 
     def over() -> bool:
