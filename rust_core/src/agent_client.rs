@@ -303,7 +303,8 @@ impl Link {
                     break;
                 }
             }
-            sender.closed().await;
+            // Not `closed`: what `say` has queued is not written by then, and whoever closes us may exit at once.
+            sender.finished().await;
             self.outbox.lock().closing
         };
         tokio::select! {
