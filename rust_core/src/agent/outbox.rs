@@ -2,8 +2,10 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until};
 
 use super::clock;
 use crate::protocol::{Event, Progress, Report, Slot, Stamped};
@@ -12,6 +14,9 @@ use crate::protocol::{Event, Progress, Report, Slot, Stamped};
 const MAX_EVENTS: usize = 65_536;
 /// Answers kept; a controller that asks for more at once asks again.
 const MAX_ANSWERS: usize = 256;
+/// How often the progress of a rank is told while nothing else happens. Each commit on its own would cost controller and
+/// agent a millisecond of processor time a step and group, which the ranks of a small host pay for.
+const PROGRESS_EVERY: Duration = Duration::from_millis(100);
 
 /// Events, progress and answers on their way to the controller.
 #[derive(Clone, Debug, Default)]
@@ -30,7 +35,42 @@ struct State {
     /// Highest sequence number sent over the present connection.
     sent: u64,
     progress: BTreeMap<Slot, Progress>,
+    /// What was told of a rank last, and when.
+    told: BTreeMap<Slot, Told>,
     answers: VecDeque<Report>,
+}
+
+#[derive(Debug)]
+struct Told {
+    at: Instant,
+    generation: u64,
+    quorum_id: Option<i64>,
+}
+
+impl State {
+    fn unsent(&self) -> usize {
+        self.events.partition_point(|event| event.seq <= self.sent)
+    }
+
+    /// From when on the waiting progress of a rank is told: at once where it is in another quorum than it was.
+    fn due(&self, progress: &Progress) -> Option<Instant> {
+        let told = self.told.get(&progress.slot)?;
+        let same = (told.generation, told.quorum_id) == (progress.generation, progress.quorum_id);
+        same.then(|| told.at + PROGRESS_EVERY)
+    }
+
+    /// Progress that is told now: with events all of it, so that it is never later than they are.
+    fn take_progress(&mut self, limit: usize, now: Instant, with_events: bool) -> Vec<Report> {
+        let is_due = |progress: &Progress| with_events || self.due(progress).is_none_or(|due| due <= now);
+        let slots: Vec<Slot> =
+            self.progress.values().filter(|one| is_due(one)).map(|one| one.slot).take(limit).collect();
+        let taken: Vec<Progress> = slots.iter().filter_map(|slot| self.progress.remove(slot)).collect();
+        for progress in &taken {
+            let &Progress { generation, quorum_id, .. } = progress;
+            self.told.insert(progress.slot, Told { at: now, generation, quorum_id });
+        }
+        taken.into_iter().map(Report::Progress).collect()
+    }
 }
 
 impl Outbox {
@@ -61,10 +101,17 @@ impl Outbox {
         }
     }
 
-    /// Tells how far a rank is, in place of what was told and not sent before.
+    /// Tells how far a rank is, in place of what was told and not sent before; see [`PROGRESS_EVERY`].
     pub fn progress(&self, progress: Progress) {
-        self.state().progress.insert(progress.slot, progress);
-        self.0.changed.notify_one();
+        let mut state = self.state();
+        let now = Instant::now();
+        // Who sleeps until the first of those that wait need not know of another one.
+        let wake = state.progress.is_empty() || state.due(&progress).is_none_or(|due| due <= now);
+        state.progress.insert(progress.slot, progress);
+        drop(state);
+        if wake {
+            self.0.changed.notify_one();
+        }
     }
 
     /// Answers a question of the controller.
@@ -81,6 +128,7 @@ impl Outbox {
     pub fn reconnected(&self) {
         let mut state = self.state();
         state.sent = 0;
+        state.told.clear();
         state.answers.clear();
     }
 
@@ -102,16 +150,16 @@ impl Outbox {
     /// The next things to send over the present connection (`limit` at most), events first and in order.
     pub fn take(&self, limit: usize) -> Vec<Report> {
         let mut state = self.state();
-        let sent = state.sent;
-        let start = state.events.partition_point(|event| event.seq <= sent);
+        let start = state.unsent();
         let mut reports: Vec<Report> =
             state.events.iter().skip(start).take(limit).cloned().map(Report::Event).collect();
         if let Some(Report::Event(last)) = reports.last() {
             state.sent = last.seq;
         }
+        let (room, with_events) = (limit - reports.len(), !reports.is_empty());
+        reports.extend(state.take_progress(room, Instant::now(), with_events));
         while reports.len() < limit {
-            let next = state.progress.pop_first().map(|(_, progress)| Report::Progress(progress));
-            match next.or_else(|| state.answers.pop_front()) {
+            match state.answers.pop_front() {
                 Some(report) => reports.push(report),
                 None => break,
             }
@@ -124,7 +172,18 @@ impl Outbox {
 
     /// Waits until there may be something to send.
     pub async fn changed(&self) {
-        self.0.changed.notified().await;
+        let due = {
+            let state = self.state();
+            let now = Instant::now();
+            state.progress.values().map(|progress| state.due(progress).unwrap_or(now)).min()
+        };
+        match due {
+            Some(due) => tokio::select! {
+                () = self.0.changed.notified() => {}
+                () = sleep_until(due) => {}
+            },
+            None => self.0.changed.notified().await,
+        }
     }
 }
 
@@ -176,6 +235,59 @@ mod tests {
             .filter_map(|r| if let Report::Progress(p) = r { Some(p.step) } else { None })
             .collect();
         assert_eq!(steps, [998, 999]);
+    }
+
+    fn progress(step: u64, quorum_id: i64) -> Progress {
+        Progress {
+            slot: Slot { replica: 0, rank: 0 },
+            generation: 1,
+            mono_ns: 0,
+            step,
+            target_step: None,
+            quorum_id: Some(quorum_id),
+            participants: None,
+            metrics: BTreeMap::new(),
+        }
+    }
+
+    fn steps(reports: &[Report]) -> Vec<u64> {
+        reports.iter().filter_map(|r| if let Report::Progress(p) = r { Some(p.step) } else { None }).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn commits_of_one_quorum_are_told_ten_times_a_second_and_none_is_the_last_that_is_not() {
+        let outbox = Outbox::default();
+        let mut told = Vec::new();
+        for step in 0..100 {
+            outbox.progress(progress(step, 7));
+            told.extend(steps(&outbox.take(9)));
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        assert_eq!(told, [0, 10, 20, 30, 40, 50, 60, 70, 80, 90]);
+        let began = Instant::now();
+        outbox.changed().await; // it was told of something, once
+        while steps(&outbox.take(9)).is_empty() {
+            outbox.changed().await;
+            assert!(began.elapsed() <= PROGRESS_EVERY, "the last commit is told by itself");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_new_quorum_an_event_and_a_new_connection_hold_nothing_back() {
+        let outbox = Outbox::default();
+        let next = |step, quorum_id| {
+            outbox.progress(progress(step, quorum_id));
+            steps(&outbox.take(9))
+        };
+        assert_eq!(next(1, 7), [1]);
+        assert!(next(2, 7).is_empty());
+        assert_eq!(next(3, 8), [3], "of another quorum");
+        assert!(next(4, 8).is_empty());
+        outbox.emit(Event::SetupStarted);
+        assert_eq!(next(5, 8), [5], "not later than an event");
+        assert!(next(6, 8).is_empty());
+        outbox.reconnected();
+        assert_eq!(next(7, 8), [7]);
     }
 
     #[test]
