@@ -30,7 +30,7 @@ fn address() -> (TempDir, Address) {
 }
 
 fn agent(host: &str) -> Peer {
-    Peer::Agent { host: host.into(), pid: 1, incarnation: 2, groups: Vec::new() }
+    Peer::Agent { host: host.into(), attempt: 0, pid: 1, incarnation: 2, groups: Vec::new(), probe: None }
 }
 
 fn ours() -> Credentials {

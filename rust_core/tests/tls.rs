@@ -172,7 +172,7 @@ async fn a_channel_works_over_tls_and_still_checks_the_token() {
     let server = Credentials::new("run-1", "token").with_identity(run.issue("controller").unwrap());
     let mut listener = Listener::bind(&loopback(), server, Limits::default()).await.unwrap();
     let address = listener.address().clone();
-    let peer = Peer::Agent { host: "host-7".into(), pid: 1, incarnation: 2, groups: Vec::new() };
+    let peer = Peer::Agent { host: "host-7".into(), attempt: 0, pid: 1, incarnation: 2, groups: Vec::new(), probe: None };
     let identity = run.issue("host-7").unwrap();
 
     let wrong = Credentials::new("run-1", "other").with_identity(identity.clone());
