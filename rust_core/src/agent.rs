@@ -184,7 +184,7 @@ async fn agent(
         owned: std::sync::Mutex::default(),
     });
     supervise::sweep(&context).await;
-    let services = Services::start(&context, &config.services)?;
+    let services = Services::start(&context, &config.services, identity.is_some())?;
     let (commands, inbox) = mpsc::channel(256);
     let shown = Arc::clone(&context);
     let link = Link {

@@ -70,12 +70,6 @@ pub struct Service {
     /// How it learns of the address: `"reserve"` gives a number only, anything else the open sockets as fds 3 and 4.
     #[serde(default)]
     pub listen_env: Option<String>,
-    /// Name or address of this host in what others are told of these ports; absent: the address that was bound.
-    #[serde(default)]
-    pub advertise: Option<String>,
-    /// File that keeps the numbers of its ports, so that an agent in place of this one binds the same; absent: any do.
-    #[serde(default)]
-    pub port_file: Option<PathBuf>,
     /// A second process of it is kept started: it waits, before its first act, for the first one to end.
     #[serde(default)]
     pub spare: bool,

@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io;
-use std::net::{Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::{TcpListener, ToSocketAddrs};
 use std::path::Path;
 use std::time::Duration;
 
@@ -14,9 +14,10 @@ use crate::{Error, ErrorKind, Result};
 const TAKEN_LIMIT: Duration = Duration::from_secs(2);
 const TAKEN_POLL: Duration = Duration::from_millis(100);
 
-/// Binds the addresses of a service, at the ports of an earlier agent where those are known and free.
-pub(super) fn bind(service: &Service) -> Result<Vec<TcpListener>> {
-    let known = service.port_file.as_deref().map_or_else(Vec::new, remembered);
+/// Binds the addresses of a service. `file` keeps the numbers of its ports: those that an earlier agent has written there
+/// are bound again, where they are free. None: nobody beyond this machine knows them, so any do.
+pub(super) fn bind(service: &Service, file: Option<&Path>) -> Result<Vec<TcpListener>> {
+    let known = file.map_or_else(Vec::new, remembered);
     let mut listeners = Vec::new();
     for (index, address) in service.listen.iter().enumerate() {
         let again = known.get(index).and_then(|port| bind_again(service, address, *port));
@@ -26,7 +27,7 @@ pub(super) fn bind(service: &Service) -> Result<Vec<TcpListener>> {
         };
         listeners.push(listener);
     }
-    if let Some(file) = &service.port_file {
+    if let (Some(file), false) = (file, listeners.is_empty()) {
         remember(file, &listeners)?;
     }
     Ok(listeners)
@@ -38,17 +39,9 @@ pub(super) fn variables(service: &Service, listeners: &[TcpListener]) -> Result<
     let kinds = ["ADDR", "CONTROL_ADDR"];
     let told = listeners.iter().zip(kinds).map(|(listener, kind)| {
         let at = listener.local_addr().map_err(|cause| Error::io("bind a service's address", cause))?;
-        Ok((format!("SKY_MONARCH_{name}_{kind}"), shown(service.advertise.as_deref(), at)))
+        Ok((format!("SKY_MONARCH_{name}_{kind}"), at.to_string()))
     });
     told.collect()
-}
-
-fn shown(advertise: Option<&str>, at: SocketAddr) -> String {
-    match advertise {
-        None => at.to_string(),
-        Some(host) if host.parse::<Ipv6Addr>().is_ok() => format!("[{host}]:{}", at.port()),
-        Some(host) => format!("{host}:{}", at.port()),
-    }
 }
 
 /// The same address with a port that an earlier agent had. Where the configuration names a port, that one counts.
@@ -97,11 +90,10 @@ fn remember(file: &Path, listeners: &[TcpListener]) -> Result<()> {
 mod tests {
     use super::*;
 
-    fn service(listen: serde_json::Value, more: serde_json::Value) -> Service {
-        let mut json = serde_json::json!({
+    fn service(listen: serde_json::Value) -> Service {
+        let json = serde_json::json!({
             "name": "lighthouse", "argv": ["x"], "log": "/l", "pid_file": "/p", "listen": listen,
         });
-        json.as_object_mut().expect("a map").extend(more.as_object().expect("a map").clone());
         serde_json::from_value(json).expect("a service")
     }
 
@@ -115,8 +107,8 @@ mod tests {
                 &["SKY_MONARCH_LIGHTHOUSE_ADDR", "SKY_MONARCH_LIGHTHOUSE_CONTROL_ADDR"],
             ),
         ] {
-            let service = service(listen, serde_json::json!({}));
-            let listeners = bind(&service).expect("bound");
+            let service = service(listen);
+            let listeners = bind(&service, None).expect("bound");
             let told = variables(&service, &listeners).expect("addresses");
             assert_eq!(told.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), names);
             for ((_, address), listener) in told.iter().zip(&listeners) {
@@ -126,40 +118,22 @@ mod tests {
     }
 
     #[test]
-    fn others_are_told_the_name_that_they_reach_this_host_by() {
-        let at: SocketAddr = "0.0.0.0:4000".parse().expect("an address");
-        for (advertise, wanted) in [
-            (None, "0.0.0.0:4000"),
-            (Some("head.example"), "head.example:4000"),
-            (Some("203.0.113.7"), "203.0.113.7:4000"),
-            (Some("2001:db8::7"), "[2001:db8::7]:4000"),
-        ] {
-            assert_eq!(shown(advertise, at), wanted);
-        }
-    }
-
-    #[test]
-    fn the_next_agent_binds_the_same_ports() {
+    fn the_next_agent_binds_the_same_ports_or_others_where_they_are_taken() {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("lighthouse.ports");
-        let service = service(
-            serde_json::json!(["127.0.0.1:0", "127.0.0.1:0"]),
-            serde_json::json!({"port_file": file}),
-        );
+        let both = service(serde_json::json!(["127.0.0.1:0", "127.0.0.1:0"]));
+        let first = service(serde_json::json!("127.0.0.1:0"));
+        let bound = |service: &Service| bind(service, Some(&file)).expect("bound");
         let ports = |listeners: &[TcpListener]| {
             let at = listeners.iter().map(|listener| listener.local_addr().expect("an address").port());
             at.collect::<Vec<_>>()
         };
-        let first = bind(&service).expect("bound");
-        let known = ports(&first);
-        drop(first);
-        let second = bind(&service).expect("bound again");
-        assert_eq!(ports(&second), known);
-        // Taken by somebody else meanwhile: a run whose hosts have to be provisioned again is better than none.
-        let third = bind(&service).expect("bound elsewhere");
-        assert!(ports(&third).iter().all(|port| !known.contains(port)));
-        drop(third);
+        let known = ports(&bound(&both));
+        let again = bound(&both);
+        assert_eq!(ports(&again), known);
+        // Taken meanwhile: a run whose hosts have to be provisioned again is better than none.
+        assert!(ports(&bound(&first)).iter().all(|port| !known.contains(port)));
         fs::write(&file, "no JSON").expect("written");
-        bind(&service).expect("bound anywhere");
+        bound(&both);
     }
 }

@@ -50,11 +50,14 @@ struct Running {
 
 impl Services {
     /// Binds the addresses of all services, then starts them all.
-    pub fn start(context: &Shared, services: &[Service]) -> Result<Self> {
+    ///
+    /// `is_known`: hosts elsewhere know the ports, so an agent that is started in place of this one needs the same.
+    pub fn start(context: &Shared, services: &[Service], is_known: bool) -> Result<Self> {
         let mut addresses = BTreeMap::new();
         let mut bound = Vec::new();
         for service in services {
-            let listeners = ports::bind(service)?;
+            let file = is_known.then(|| service.pid_file.with_extension("ports"));
+            let listeners = ports::bind(service, file.as_deref())?;
             addresses.extend(ports::variables(service, &listeners)?);
             // TorchFT's lighthouse binds for itself: it gets a number that was free a moment ago.
             let is_reserved = service.listen_env.as_deref() == Some("reserve");
