@@ -137,7 +137,9 @@ def load_settings(path: Path, environ: Mapping[str, str]) -> Settings:
 def _passed(environ: Mapping[str, str], name: str) -> str:
     value = environ.get(name, "")
     if not value:
-        raise ConfigError(f"{name} is not set", hint="with `tls` the agent passes it on: see `listen` in agent.json")
+        raise ConfigError(
+            f"{name} is not set", hint="with `tls` the agent passes it on: see `listen` in agent.json"
+        )
     return value
 
 
