@@ -5,6 +5,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep};
 
+use super::mutant;
 use super::outbox::Outbox;
 use crate::channel::{Channel, Credentials, Limits, connect};
 use crate::protocol::{Command, FENCED, GroupSnapshot, Peer, Report};
@@ -84,7 +85,8 @@ where
                 }
                 Err(error) => error,
             };
-            if error.kind() == ErrorKind::Refused && error.message().starts_with(FENCED) {
+            let is_fence = error.kind() == ErrorKind::Refused && error.message().starts_with(FENCED);
+            if is_fence && !mutant::is_on("deaf_to_fence") {
                 tracing::error!(
                     reason = error.message(),
                     "the controller has another agent in this one's place"

@@ -11,6 +11,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 use super::context::Shared;
 use super::group::{self, Group, Handle, seconds};
 use super::link::Standing;
+use super::mutant;
 use super::probe::Probe;
 use super::services::Services;
 use super::setup::Setup;
@@ -209,7 +210,7 @@ impl Supervisor {
             }
             Standing::Away(since) if self.end.is_none() => {
                 let lease = self.limits.lease.filter(|lease| since.elapsed() >= *lease);
-                if let Some(lease) = lease {
+                if let (Some(lease), false) = (lease, mutant::is_on("no_lease")) {
                     let reason = format!("no controller for {} s: the lease is over", lease.as_secs_f64());
                     tracing::error!(reason, "the agent ends");
                     self.stop_all(None, &reason, LEASE_OVER);
