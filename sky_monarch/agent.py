@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import NoReturn
 
 from sky_monarch import __version__
-from sky_monarch.enrolment import clean_environment, enrol
 from sky_monarch.errors import ConfigError, SkyMonarchError
 from sky_monarch.keeper import keep
 
@@ -33,6 +32,8 @@ def _become_enrolled(folder: Path) -> NoReturn:
     In place of it, because the kernel shows to others what a program was started with, secrets among it, for as long
     as it runs.
     """
+    from sky_monarch.enrolment import clean_environment, enrol  # of no use to any other agent
+
     config = enrol(folder, os.environ, version=__version__)
     run_id = str(json.loads(config.read_text(encoding="utf-8")).get("run_id", ""))
     words = sys.orig_argv  # with the interpreter's own options

@@ -124,7 +124,7 @@ impl Supervisor {
 
     async fn obey(&mut self, command: Command) {
         match command {
-            Command::Setup(plan) => match &mut self.setup {
+            Command::Setup(mut plan) => match &mut self.setup {
                 Some(setup) => {
                     // A controller that has just started asks again: it gets the answer again.
                     if let Some(event) = setup.result().await {
@@ -133,7 +133,6 @@ impl Supervisor {
                 }
                 None if self.end.is_some() => {}
                 None => {
-                    let mut plan = plan;
                     self.context.host.settle(&mut plan.workdir, &mut plan.envs);
                     self.setup = Some(Setup::start(Arc::clone(&self.context), plan));
                 }
