@@ -5,7 +5,8 @@ invalid_input ConfigError, refused PeerRefusedError, timed_out ChannelTimeoutErr
 too_large FrameTooLargeError, protocol ProtocolError, io SystemCallError, quorum QuorumError.
 
 All waiting is done with the GIL released, and Ctrl-C ends it within 0.1 s. No object survives a fork: in the
-child its methods raise ChannelClosedError. Addresses are ``unix:<absolute path>``.
+child its methods raise ChannelClosedError. Addresses are ``unix:<absolute path>``, or ``tls:<host>:<port>`` with
+a certificate of the run, an identity: ``{"name", "ca_pem", "cert_pem", "key_pem"}``.
 """
 
 from collections.abc import Mapping
@@ -22,6 +23,8 @@ __all__ = [
     "end_descendants",
     "error_kinds",
     "issue_identities",
+    "issue_identity",
+    "make_authority",
     "raise_kind",
     "run_agent",
     "run_lighthouse",
@@ -35,22 +38,36 @@ PROTOCOL_VERSION: Final[int]
 class ChannelServer:
     """Listens for agents, for one event loop to serve."""
 
-    def __new__(cls, address: str, token: str, run_id: str) -> ChannelServer:
-        """Listen at ``address``.
+    def __new__(
+        cls,
+        address: str,
+        token: str,
+        run_id: str,
+        *,
+        identity: Mapping[str, str] | None = None,
+        listener_fd: int | None = None,
+    ) -> ChannelServer:
+        """Listen at ``address``, and on an inherited TCP socket where one is given.
 
         Args:
             address: Where. A socket that a dead process left is replaced.
             token: Secret of the run, not empty: a peer without it is refused.
             run_id: A peer of another run is refused.
+            identity: This side's certificate, for TLS.
+            listener_fd: A listening TCP socket, taken over from here on; TLS is spoken there.
 
         Raises:
-            ConfigError: The address or the token cannot be used.
+            ConfigError: The address, the token, the certificate or the socket cannot be used.
             SystemCallError: Somebody listens there already, or the operating system said no.
         """
 
     @property
     def address(self) -> str:
-        """Where it listens."""
+        """Where it listens: ``address``."""
+
+    @property
+    def tls_address(self) -> str | None:
+        """``tls:<address>:<port>`` of the inherited socket; None without one."""
 
     def fileno(self) -> int:
         """An eventfd, readable when ``drain`` has something; open for as long as this object lives."""
@@ -60,7 +77,8 @@ class ChannelServer:
 
         Returns:
             ``(connection, kind, data)`` in order. For each connection: one ``opened`` (data: the peer,
-            ``{"role": "agent", "host", "pid", "incarnation", "groups"}``), any number of ``message`` (data: a
+            ``{"role": "agent", "host", "attempt", "pid", "incarnation", "groups", "probe", "certificate"}``, the
+            last one the name in its certificate, None on a unix socket), any number of ``message`` (data: a
             report, a dict with a ``type``), one ``closed`` (data: the reason, a str). Connection numbers are
             never used again.
 
@@ -78,7 +96,9 @@ class ChannelServer:
         """
 
     def disconnect(self, connection: int, reason: str) -> None:
-        """Hang up on one peer, after what is queued for it; nothing happens where it is gone.
+        """Hang up on one peer, after what is queued for it and the reason; nothing happens where it is gone.
+
+        An agent whose reason begins with ``fenced:`` ends its ranks and itself.
 
         Raises:
             ChannelClosedError: The server was closed.
@@ -92,7 +112,13 @@ class ChannelClient:
     """One connection that says whatever it is told to: for simulated agents, and hostile ones."""
 
     def __new__(
-        cls, address: str, token: str, run_id: str, hello: Mapping[str, Any], timeout_s: float
+        cls,
+        address: str,
+        token: str,
+        run_id: str,
+        hello: Mapping[str, Any],
+        timeout_s: float,
+        identity: Mapping[str, str] | None = None,
     ) -> ChannelClient:
         """Dial ``address``.
 
@@ -102,9 +128,10 @@ class ChannelClient:
             run_id: The run.
             hello: Who dials: ``{"role": "agent", ...}`` or ``{"role": "session", ...}``.
             timeout_s: Longest wait for the peer's answer, in seconds.
+            identity: This side's certificate, for TLS.
 
         Raises:
-            ConfigError: The address or ``hello`` cannot be used.
+            ConfigError: The address, ``hello`` or the certificate cannot be used.
             PeerRefusedError: The peer does not want us; the message says why.
             ChannelClosedError: Nobody listens.
             ChannelTimeoutError: Nobody answers.
@@ -319,6 +346,31 @@ def issue_identities(run_id: str, names: list[str], lifetime_s: float) -> str:
 
     Returns:
         JSON, by name: ``{"name", "ca_pem", "cert_pem", "key_pem"}``. Secret.
+    """
+
+def make_authority(run_id: str, lifetime_s: float) -> str:
+    """Make the certificate authority of one run.
+
+    Args:
+        run_id: The run.
+        lifetime_s: How long it and its certificates are valid.
+
+    Returns:
+        JSON: ``{"run_id", "ca_pem", "key_pem", "expires_s"}``, the last one Unix time. Secret.
+    """
+
+def issue_identity(authority: str, name: str) -> str:
+    """Issue a certificate, good for as long as the authority.
+
+    Args:
+        authority: JSON from ``make_authority``.
+        name: Name of the peer: letters, digits, hyphens; 63 at most.
+
+    Returns:
+        JSON: ``{"name", "ca_pem", "cert_pem", "key_pem"}``. Secret.
+
+    Raises:
+        ConfigError: The authority or the name cannot be used.
     """
 
 def settle_forked(agent: int, spawn_id: str, nice: int, limit_s: float) -> None:

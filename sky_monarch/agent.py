@@ -1,14 +1,19 @@
 """The agent's process: ``python -m sky_monarch.agent CONFIG``. Everything it does is in the Rust core.
 
-The process itself is its keeper; the agent is a child of it.
+The process itself is its keeper; the agent is a child of it. On a host that was provisioned,
+``python -m sky_monarch.agent --enrol FOLDER`` first writes its configuration, from the environment into FOLDER.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
+from sky_monarch import __version__
 from sky_monarch.errors import ConfigError, SkyMonarchError
 from sky_monarch.keeper import keep
 
@@ -18,9 +23,33 @@ __all__ = ["main"]
 _END_ORPHANS_S = 10.0
 
 
+_ENROL = "--enrol"
+
+
+def _become_enrolled(folder: Path) -> NoReturn:
+    """Enrol this host and go on as its agent, in place of this program.
+
+    In place of it, because the kernel shows to others what a program was started with, secrets among it, for as long
+    as it runs.
+    """
+    from sky_monarch.enrolment import clean_environment, enrol  # of no use to any other agent
+
+    config = enrol(folder, os.environ, version=__version__)
+    run_id = str(json.loads(config.read_text(encoding="utf-8")).get("run_id", ""))
+    words = sys.orig_argv  # with the interpreter's own options
+    start = words[1 : words.index(_ENROL)] if _ENROL in words else ["-m", "sky_monarch.agent"]
+    sys.stderr.flush()
+    argv = [sys.executable, *start, str(config)]
+    os.execve(sys.executable, argv, clean_environment(os.environ, run_id))  # noqa: S606  (a shell is not wanted)
+
+
 def _read(arguments: Sequence[str]) -> str:
+    if len(arguments) == 2 and arguments[0] == _ENROL:
+        _become_enrolled(Path(arguments[1]).absolute())
     if len(arguments) != 1:
-        raise ConfigError("usage: python -m sky_monarch.agent CONFIG")
+        raise ConfigError(
+            "usage: python -m sky_monarch.agent CONFIG, or --enrol FOLDER on a host that was provisioned"
+        )
     try:
         return Path(arguments[0]).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -31,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the agent until it is told to end.
 
     Args:
-        arguments: Path of its configuration; by default from the command line.
+        arguments: Path of its configuration, or ``--enrol`` and a folder; by default from the command line.
 
     Returns:
         The exit code.

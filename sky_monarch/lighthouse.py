@@ -35,6 +35,7 @@ _CORE_KEYS = (
     "heartbeat_timeout_s",
     "store_argv",
     "store_path",
+    "address",
     "nice",
     "kind",
 )

@@ -5,8 +5,8 @@
 //! | [`spawn`], [`pidfd`], [`tree`] | processes: start one, see one die, end everything that descends from one |
 //! | [`capture`], [`segments`], [`logs`] | output: pipe → files → answers |
 //! | [`group`], [`budget`], [`progress`], [`roll_call`], [`inject`], [`standby`], [`store`], [`evict`], [`env`] | one replica group |
-//! | [`sessions`] ◀ ranks · [`door`] ▶ lighthouse · [`outbox`], [`link`] ▶ controller | who it talks to |
-//! | [`setup`], [`services`], [`config`] | before and beside the groups |
+//! | [`sessions`] ◀ ranks · [`door`] ▶ lighthouse · [`outbox`], [`link`] ▶ controller · [`probe`] ◀▶ other agents | who it talks to |
+//! | [`setup`], [`services`], [`ports`], [`host`], [`config`] | before and beside the groups |
 
 pub mod budget;
 pub mod capture;
@@ -21,6 +21,7 @@ pub mod files;
 pub mod fork_server;
 pub mod forked;
 pub mod group;
+pub mod host;
 pub mod inject;
 pub mod keeper;
 pub mod link;
@@ -28,6 +29,8 @@ pub mod logs;
 pub mod mutant;
 pub mod outbox;
 pub mod pidfd;
+mod ports;
+pub mod probe;
 pub mod progress;
 pub mod roll_call;
 pub mod segments;
@@ -46,7 +49,8 @@ use std::os::unix::fs::DirBuilderExt;
 use std::sync::Arc;
 
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
 
 use crate::channel::Credentials;
 use crate::wire::Address;
@@ -57,9 +61,11 @@ use door::Door;
 use env::RunEnv;
 use evict::Lighthouses;
 use fork_server::ForkServer;
-use link::Link;
+use host::Host;
+use link::{Link, Standing};
 use logs::Logs;
 use outbox::Outbox;
+use probe::Probe;
 use services::Services;
 use sessions::Sessions;
 use spawn::Spawner;
@@ -133,7 +139,17 @@ async fn agent(
     let outbox = Outbox::default();
     let sessions = Sessions::default();
     let incarnation = rand::random();
+    let probe = match &identity {
+        // Before anything runs: an address that is not this host's is found out now.
+        Some(identity) if config.attempt > 0 => {
+            Some(Arc::new(Probe::open(&config.host, config.address, identity).await?))
+        }
+        _ => None,
+    };
     let serving = sessions.serve(&address, credentials.clone()).await?;
+    let environment = std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    let (tell_standing, standing) = watch::channel(Standing::Away(Instant::now()));
     let fallback_python = config.services.first().and_then(|service| service.argv.first()).cloned();
     let context = Arc::new(Context {
         lighthouses: Lighthouses::new(credentials.clone(), sessions.clone()),
@@ -146,6 +162,9 @@ async fn agent(
             run_dir: config.run_dir.clone(),
         },
         run_dir: config.run_dir.clone(),
+        attempt: config.attempt,
+        host: Host::new(&config, environment),
+        standing,
         limits: config.limits.clone(),
         incarnation,
         spawner: Spawner::start(registry.clone())?,
@@ -165,20 +184,24 @@ async fn agent(
         owned: std::sync::Mutex::default(),
     });
     supervise::sweep(&context).await;
-    let services = Services::start(&context, &config.services)?;
+    let services = Services::start(&context, &config.services, identity.is_some())?;
     let (commands, inbox) = mpsc::channel(256);
     let shown = Arc::clone(&context);
     let link = Link {
         address: controller,
         credentials,
         host: config.host.clone(),
+        attempt: config.attempt,
+        probe: probe.as_ref().map(|probe| probe.port().to_string()),
         incarnation,
         outbox,
         snapshot: move || shown.groups().values().cloned().collect(),
         commands,
+        standing: tell_standing,
     };
-    let (linked, away) = link.start();
-    let supervisor = Supervisor::new(context, services, away, group::seconds(config.linger_s));
+    let linked = link.start();
+    let limits = supervise::Limits { linger: group::seconds(config.linger_s), lease: config.lease() };
+    let supervisor = Supervisor::new(context, services, probe, limits);
     let code = supervisor.run(inbox, signals).await;
     linked.abort();
     serving.abort();
@@ -189,5 +212,16 @@ async fn agent(
     {
         let _ = std::fs::remove_dir_all(folder);
     }
+    if config.attempt > 0 {
+        forget(&config);
+    }
     Ok(code)
+}
+
+/// Leaves nothing that proves anything, and no folder of sockets: nobody comes to a host like this one to tidy up.
+fn forget(config: &Config) {
+    let _ = std::fs::remove_file(&config.private);
+    if let Some(folder) = config.socket.parent().filter(|folder| **folder != config.run_dir) {
+        let _ = std::fs::remove_dir(folder);
+    }
 }

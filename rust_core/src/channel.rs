@@ -10,6 +10,7 @@
 //! Both queues are bounded by messages and by bytes. A full inbound queue stops the reader, which fills the wire,
 //! which stops the peer's writer, which fills its outbound queue: a slow consumer slows its own sender and nobody else.
 
+mod admission;
 mod handshake;
 mod listener;
 mod pump;
@@ -26,8 +27,9 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use crate::wire::Frame;
 use crate::wire::tls::Identity;
 use crate::{Error, ErrorKind, Result};
+pub use admission::admit_agent;
 pub use handshake::connect;
-pub use listener::{Listener, Pending};
+pub use listener::{Endpoint, Listener, Pending};
 use pump::{Budget, Closing};
 pub use server::{ConnectionId, Server, ServerEvent};
 

@@ -25,6 +25,15 @@ pub use session::*;
 /// Version of the meanings in this file. Peers of different versions refuse each other, naming both.
 pub const VERSION: u32 = 1;
 
+/// How a reason begins that is for good: another agent has taken this one's place.
+pub const FENCED: &str = "fenced:";
+
+/// The name that an agent's certificate holds: each attempt at a host has one of its own, so that a host which was
+/// given up and comes back cannot speak for the one that was provisioned in its place.
+pub fn certificate_name(host: &str, attempt: u32) -> String {
+    if attempt == 0 { host.to_owned() } else { format!("{host}-a{attempt}") }
+}
+
 /// A place for one process: which rank of which replica group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Slot {
@@ -55,12 +64,18 @@ pub enum Peer {
     Agent {
         /// Name of the host, unique in the run.
         host: String,
+        /// How often this host had been provisioned when the agent was started; 0: never, it is simply there.
+        #[serde(default)]
+        attempt: u32,
         /// Pid of the agent.
         pid: u32,
         /// Random per agent process: a reconnect keeps it, a restart changes it, and sequence numbers restart.
         incarnation: u64,
         /// What it supervises now: the truth for a controller that has just started.
         groups: Vec<GroupSnapshot>,
+        /// Where other agents find out whether they reach this host ([`Command::Probe`]), `address:port`; none: nowhere.
+        #[serde(default)]
+        probe: Option<String>,
     },
     /// A rank process, dialling its agent.
     Session {

@@ -15,10 +15,12 @@
 
 mod address;
 mod frame;
+pub mod inherited;
 mod stream;
 pub mod tls;
 mod unix;
 
 pub use address::Address;
+pub(crate) use address::one_or_several;
 pub use frame::{Frame, FrameReader, FrameWriter, MAX_SEGMENTS, VERSION, decode};
 pub use stream::{Acceptor, Stream, dial};

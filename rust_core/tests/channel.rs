@@ -30,7 +30,7 @@ fn address() -> (TempDir, Address) {
 }
 
 fn agent(host: &str) -> Peer {
-    Peer::Agent { host: host.into(), pid: 1, incarnation: 2, groups: Vec::new() }
+    Peer::Agent { host: host.into(), attempt: 0, pid: 1, incarnation: 2, groups: Vec::new(), probe: None }
 }
 
 fn ours() -> Credentials {
@@ -370,7 +370,7 @@ async fn what_waits_in_a_server_is_bounded_by_bytes() {
         sent += 1;
         assert!(sent < 100, "no bound");
     }
-    assert!(matches!(soon(server.next()).await, Some((_, ServerEvent::Opened(_)))));
+    assert!(matches!(soon(server.next()).await, Some((_, ServerEvent::Opened { .. }))));
     for wanted in 0..sent {
         let (_, event) = soon(server.next()).await.unwrap();
         assert!(matches!(event, ServerEvent::Message(Report::LogChunk { request, .. }) if request == wanted));
@@ -403,7 +403,9 @@ async fn a_server_keeps_many_connections_and_tells_each_life_in_order() {
     let mut ids = std::collections::BTreeMap::new();
     for _ in 0..3 {
         let (id, event) = soon(server.next()).await.unwrap();
-        let ServerEvent::Opened(Peer::Agent { host, .. }) = event else { panic!("opened first") };
+        let ServerEvent::Opened { peer: Peer::Agent { host, .. }, certificate: None } = event else {
+            panic!("opened first")
+        };
         ids.insert(host, id);
     }
     server.send(ids["b"], &Command::Ack { seq: 5 }).unwrap();

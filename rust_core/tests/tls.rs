@@ -5,7 +5,9 @@
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use sky_monarch_core::channel::{self, Channel, Credentials, Limits, Listener};
+use sky_monarch_core::channel::{
+    self, Channel, Credentials, Endpoint, Limits, Listener, Server, ServerEvent, admit_agent,
+};
 use sky_monarch_core::protocol::{Command, Peer, Report};
 use sky_monarch_core::wire::tls::{Authority, Identity};
 use sky_monarch_core::wire::{Acceptor, Address, Frame, FrameReader, FrameWriter, dial};
@@ -172,7 +174,14 @@ async fn a_channel_works_over_tls_and_still_checks_the_token() {
     let server = Credentials::new("run-1", "token").with_identity(run.issue("controller").unwrap());
     let mut listener = Listener::bind(&loopback(), server, Limits::default()).await.unwrap();
     let address = listener.address().clone();
-    let peer = Peer::Agent { host: "host-7".into(), pid: 1, incarnation: 2, groups: Vec::new() };
+    let peer = Peer::Agent {
+        host: "host-7".into(),
+        attempt: 0,
+        pid: 1,
+        incarnation: 2,
+        groups: Vec::new(),
+        probe: None,
+    };
     let identity = run.issue("host-7").unwrap();
 
     let wrong = Credentials::new("run-1", "other").with_identity(identity.clone());
@@ -195,4 +204,84 @@ async fn a_channel_works_over_tls_and_still_checks_the_token() {
     drop(far);
     assert!(matches!(near.recv().await.unwrap(), Report::LogChunk { data, .. } if data == vec![0xff; 1000]));
     assert_eq!(near.recv().await.unwrap_err().kind(), ErrorKind::Closed);
+}
+
+/// Dials as `peer` with a certificate; the reason where it is refused.
+async fn dial_as(address: &Address, identity: Identity, host: &str, attempt: u32) -> Result<(), Error> {
+    let credentials = Credentials::new("run-1", "token").with_identity(identity);
+    let peer =
+        Peer::Agent { host: host.into(), attempt, pid: 1, incarnation: 2, groups: Vec::new(), probe: None };
+    channel::connect::<Report, Command>(address, peer, &credentials, &Limits::default(), SOON).await.map(drop)
+}
+
+#[tokio::test]
+async fn a_controller_lets_in_whom_a_certificate_of_its_run_names_on_a_socket_that_outlives_it() {
+    let (run, other) = (Authority::new("run-1", HOUR).unwrap(), Authority::new("run-1", HOUR).unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    let near: Address = format!("unix:{}", folder.path().join("c.sock").display()).parse().unwrap();
+    // As the head's agent does: bound once, and passed to each controller in turn.
+    let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = socket.local_addr().unwrap().port();
+    let far: Address = format!("tls:127.0.0.1:{port}").parse().unwrap();
+    let name = |host: &str| run.issue(host).unwrap();
+    for life in 0..2 {
+        let credentials = Credentials::new("run-1", "token").with_identity(name("controller"));
+        let endpoints = vec![Endpoint::Bind(near.clone()), Endpoint::Inherited(socket.try_clone().unwrap())];
+        let mut server: Server<Command, Report> =
+            Server::open(endpoints, credentials, Limits::default(), admit_agent, || {}).await.unwrap();
+        assert_eq!(server.addresses(), [near.clone(), far.clone()], "life {life}");
+
+        dial_as(&far, name("host-7-a2"), "host-7", 2).await.unwrap();
+        let (_, event) = tokio::time::timeout(SOON, server.next()).await.unwrap().unwrap();
+        let ServerEvent::Opened { peer: Peer::Agent { host, attempt: 2, .. }, certificate } = event else {
+            panic!("{event:?}")
+        };
+        assert_eq!((host.as_str(), certificate.as_deref()), ("host-7", Some("host-7-a2")));
+
+        // Another host's, an attempt that was given up, one that claims to be newer, the head's own.
+        for (shown, host, attempt) in [
+            ("host-8-a2", "host-7", 2),
+            ("host-7-a1", "host-7", 2),
+            ("host-7-a2", "host-7", 3),
+            ("host-7-a2", "host-7", 0),
+            ("controller", "host-7", 2),
+        ] {
+            let refused = dial_as(&far, name(shown), host, attempt).await.unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::Refused);
+            let words =
+                format!("the certificate of {shown} does not speak for host {host}, attempt {attempt}");
+            assert_eq!(refused.message(), words);
+        }
+        let stranger = other.issue("host-7-a2").unwrap();
+        let posing = Identity { ca_pem: name("x").ca_pem, ..stranger };
+        let refused = dial_as(&far, posing, "host-7", 2).await.unwrap_err();
+        assert!(matches!(refused.kind(), ErrorKind::Refused | ErrorKind::Closed), "{refused}");
+
+        // On this machine the user is proof enough.
+        dial_as(&near, name("controller"), "head", 0).await.unwrap();
+        server.close().await;
+        // Nobody is refused while there is no controller: the connection waits in the socket's backlog.
+        let waiting = tokio::net::TcpStream::connect(("127.0.0.1", port)).await;
+        assert!(waiting.is_ok(), "the socket outlives the controller");
+    }
+}
+
+#[tokio::test]
+async fn an_authority_that_was_kept_issues_what_the_first_one_trusts() {
+    let run = Authority::new("run-1", HOUR).unwrap();
+    let kept = serde_json::to_string(&run.keep()).unwrap();
+    assert!(!format!("{:?}", run.keep()).contains("PRIVATE"));
+    let again = Authority::from_kept(serde_json::from_str(&kept).unwrap()).unwrap();
+    let (server, client) =
+        meet(run.issue("controller").unwrap(), again.issue("host-7-a1").unwrap(), "controller").await;
+    assert_eq!((server.unwrap().as_str(), client.unwrap().as_str()), ("host-7-a1", "controller"));
+    let (server, client) =
+        meet(again.issue("controller").unwrap(), run.issue("host-7-a1").unwrap(), "controller").await;
+    assert!(server.is_ok() && client.is_ok());
+    for damage in ["key_pem", "ca_pem"] {
+        let mut kept: serde_json::Value = serde_json::from_str(&kept).unwrap();
+        kept[damage] = "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----".into();
+        let error = Authority::from_kept(serde_json::from_value(kept).unwrap()).unwrap_err();
+        assert!(error.kind() == ErrorKind::InvalidInput && !error.to_string().contains("AAAA"), "{error}");
+    }
 }

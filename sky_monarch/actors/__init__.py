@@ -7,9 +7,17 @@ absent.
 from __future__ import annotations
 
 from sky_monarch.actors.agent_client import AgentClient
+from sky_monarch.actors.authority import Authority
 from sky_monarch.actors.channel_client import ChannelClient
 from sky_monarch.actors.channel_server import ChannelServer
 from sky_monarch.actors.lighthouse_client import LighthouseClient
 from sky_monarch.actors.lighthouse_control import LighthouseControl
 
-__all__ = ["AgentClient", "ChannelClient", "ChannelServer", "LighthouseClient", "LighthouseControl"]
+__all__ = [
+    "AgentClient",
+    "Authority",
+    "ChannelClient",
+    "ChannelServer",
+    "LighthouseClient",
+    "LighthouseControl",
+]

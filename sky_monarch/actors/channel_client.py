@@ -14,26 +14,34 @@ class ChannelClient:
     """One dialled channel. Messages are not checked, and a lost connection is not dialled again."""
 
     def __init__(
-        self, address: str, token: str, run_id: str, hello: Mapping[str, Any], timeout_s: float = 5.0
+        self,
+        address: str,
+        token: str,
+        run_id: str,
+        hello: Mapping[str, Any],
+        timeout_s: float = 5.0,
+        *,
+        identity: Mapping[str, str] | None = None,
     ) -> None:
         """Dial ``address`` and say ``hello``.
 
         Args:
-            address: Where the peer listens, ``unix:<absolute path>``.
+            address: Where the peer listens, ``unix:<absolute path>`` or ``tls:<host>:<port>``.
             token: Secret of the run.
             run_id: The run.
             hello: Who dials, as ``protocol.rs`` has it: ``{"role": "agent", "host": ...}``.
             timeout_s: Longest wait for the answer.
+            identity: This side's certificate, for TLS.
 
         Raises:
-            ConfigError: The address or ``hello`` cannot be used.
+            ConfigError: The address, ``hello`` or the certificate cannot be used.
             PeerRefusedError: The peer does not want us.
             ChannelClosedError: Nobody listens.
             ChannelTimeoutError: Nobody answers.
         """
         from sky_monarch import _core
 
-        self._core = _core.ChannelClient(address, token, run_id, hello, timeout_s)
+        self._core = _core.ChannelClient(address, token, run_id, hello, timeout_s, identity)
 
     def send(self, message: object) -> None:
         """Send anything that msgpack can hold.

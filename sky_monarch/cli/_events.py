@@ -100,6 +100,13 @@ def _failed_checkpoint(fields: _Fields) -> str:
     return f"the checkpoint of step {fields.get('step')} was not saved to {fields.get('to')}: {why}"
 
 
+def _reached(fields: _Fields) -> str:
+    targets = fields.get("targets") or ()
+    errors = [str(target.get("error")) for target in targets if not target.get("ok")]
+    names = ", ".join(str(target.get("host")) for target in targets)
+    return "; ".join(errors) or f"host {fields.get('host')} reaches {names}"
+
+
 _TEXTS: Mapping[str, Callable[[_Fields], str]] = {
     "setup_started": lambda _: "setup began",
     "setup_finished": lambda f: (
@@ -124,6 +131,7 @@ _TEXTS: Mapping[str, Callable[[_Fields], str]] = {
         f"rehearsal: {f.get('fault')} of rank {f.get('rank')}, generation {f.get('generation')}"
     ),
     "evicted": _evicted,
+    "reached": _reached,
     "swept": lambda f: f"left-over processes ended: {', '.join(map(str, f.get('pids') or ()))}",
     "notice": lambda f: str(f.get("message")),
     "checkpoint_saved": lambda f: (

@@ -82,7 +82,13 @@ def main(argv: list[str]) -> int:
 
 async def _serve(settings: Settings, plans: Plans) -> None:
     journal, lost = open_journal(settings.run_dir / "journal.db")
-    channel = ChannelServer(settings.channel, settings.token, settings.run_id)
+    channel = ChannelServer(
+        settings.channel,
+        settings.token,
+        settings.run_id,
+        identity=settings.identity,
+        listener_fd=settings.listener_fd,
+    )
     agents = Agents(channel, settings.hosts, ranks=plans.limits.ranks_per_replica)
     controller = Controller(settings, plans, journal, agents, lost=lost)
     listener = _listen(settings.api)

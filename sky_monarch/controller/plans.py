@@ -181,7 +181,7 @@ class Plans:
         address = self._settings.lighthouse_address
         host = address.rpartition(":")[0].strip("[]")
         is_near = host == "localhost" or ipaddress.ip_address(host).is_loopback
-        is_plain = is_near or self._settings.lighthouse_kind == "torchft"
+        is_plain = (is_near and not self._settings.tls) or self._settings.lighthouse_kind == "torchft"
         return f"{'http' if is_plain else 'https'}://{address}"
 
     def _rank_variables(self) -> dict[str, str]:

@@ -76,6 +76,18 @@ def _heal(value: object) -> bool:
     )
 
 
+def _reached(value: object) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(one, Mapping)
+        and _text(one.get("host"))
+        and _text(one.get("address"))
+        and _flag(one.get("ok"))
+        and (one.get("error") is None or _text(one["error"]))
+        and (one.get("rtt_s") is None or _number(one["rtt_s"]))
+        for one in value
+    )
+
+
 def _bytes(value: object) -> bool:
     return isinstance(value, bytes)
 
@@ -113,6 +125,7 @@ _EVENTS: dict[str, _Checks] = {
     "standby_ready": {"replica": _unsigned, "rank": _unsigned, "pid": _unsigned},
     "injected": {**_RANK, "injection": _unsigned, "fault": _text},
     "evicted": {**_WHOSE, "quorum_id": _or_none(_integer), "orderly": _or_none(_flag)},
+    "reached": {"from": _text, "targets": _reached},
     "swept": {"pids": _pids},
     "notice": {"replica": _or_none(_unsigned), "message": _text},
 }
@@ -201,7 +214,9 @@ def check_hello(peer: object, hosts: Mapping[str, frozenset[int]], *, ranks: int
     """
     if not isinstance(peer, Mapping) or peer.get("role") != "agent":
         raise ProtocolError("only agents dial the controller")
-    _require(peer, {"host": _text, "pid": _unsigned, "incarnation": _unsigned}, "a hello")
+    known: _Checks = {"host": _text, "pid": _unsigned, "incarnation": _unsigned}
+    known |= {"attempt": _or_none(_unsigned), "probe": _or_none(_text), "certificate": _or_none(_text)}
+    _require(peer, known, "a hello")
     replicas = hosts.get(peer["host"])
     if replicas is None:
         raise ProtocolError(f"host {peer['host']!r:.80} is not part of this run")

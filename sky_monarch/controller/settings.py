@@ -38,6 +38,9 @@ class Settings:
         injections: Faults to rehearse, as protocol values.
         hosts: Replicas by host; None: all of them on ``local``.
         limits: Bounds of waits that no job sets, in place of those of :class:`model.Limits`.
+        tls: Whether hosts reach controller and lighthouse over TLS, wherever they are.
+        identity: The controller's certificate; None where it is on a unix socket alone.
+        listener_fd: A listening TCP socket that the agent has passed on; TLS is spoken there.
     """
 
     run_id: str
@@ -58,6 +61,9 @@ class Settings:
     injections: tuple[Mapping[str, Any], ...]
     hosts: Mapping[str, tuple[int, ...]]
     limits: Mapping[str, float] = field(default_factory=dict)
+    tls: bool = False
+    identity: Mapping[str, str] | None = field(default=None, repr=False)
+    listener_fd: int | None = None
 
 
 def load_settings(path: Path, environ: Mapping[str, str]) -> Settings:
@@ -65,7 +71,8 @@ def load_settings(path: Path, environ: Mapping[str, str]) -> Settings:
 
     Args:
         path: The file.
-        environ: Holds ``SKY_MONARCH_LIGHTHOUSE_ADDR``.
+        environ: Holds ``SKY_MONARCH_LIGHTHOUSE_ADDR``; with ``tls`` also ``SKY_MONARCH_LIGHTHOUSE_CONTROL_ADDR`` and
+            ``SKY_MONARCH_LISTEN_FD``.
 
     Raises:
         ConfigError: Something is missing or of the wrong kind; says what and where.
@@ -90,7 +97,12 @@ def load_settings(path: Path, environ: Mapping[str, str]) -> Settings:
             f"SKY_MONARCH_LIGHTHOUSE_ADDR is {address!r}, not host:port",
             hint="the agent sets it; the controller is not started by hand",
         )
+    tls = config.get("tls", False)
+    if not isinstance(tls, bool):
+        raise ConfigError(f"{path}: tls is {tls!r}, not true or false")
     control = config.get("lighthouse_control")
+    if control is None and tls and kind == "sky-monarch":
+        control = f"tls:{_passed(environ, 'SKY_MONARCH_LIGHTHOUSE_CONTROL_ADDR')}"
     if control is None and kind == "sky-monarch" and sockets.get("lighthouse"):
         control = f"unix:{sockets['lighthouse']}"
     api = config.get("api") or sockets.get("api")
@@ -116,7 +128,36 @@ def load_settings(path: Path, environ: Mapping[str, str]) -> Settings:
         injections=tuple(config.get("injections") or ()),
         hosts=_hosts(config, job, path, job_path),
         limits=_limits(config, path),
+        tls=tls,
+        identity=_identity(private, private_path) if tls else None,
+        listener_fd=_descriptor(environ) if tls else None,
     )
+
+
+def _passed(environ: Mapping[str, str], name: str) -> str:
+    value = environ.get(name, "")
+    if not value:
+        raise ConfigError(
+            f"{name} is not set", hint="with `tls` the agent passes it on: see `listen` in agent.json"
+        )
+    return value
+
+
+def _descriptor(environ: Mapping[str, str]) -> int:
+    name = "SKY_MONARCH_LISTEN_FD"
+    number = _passed(environ, name)
+    if not number.isdecimal():
+        raise ConfigError(f"{name} is {number!r}, no number of a descriptor")
+    return int(number)
+
+
+def _identity(private: Mapping[str, Any], path: Path) -> dict[str, str]:
+    identities = private.get("identities")
+    identity = identities.get("controller") if isinstance(identities, Mapping) else None
+    names = {"name", "ca_pem", "cert_pem", "key_pem"}
+    if not isinstance(identity, Mapping) or not names <= identity.keys():
+        raise ConfigError(f"{path}: there is no certificate in identities.controller")
+    return {name: str(identity[name]) for name in names}
 
 
 def _limits(config: Mapping[str, Any], path: Path) -> dict[str, float]:

@@ -429,6 +429,7 @@ def test_a_second_agent_of_one_host_is_dropped_while_the_first_lives(
     second = ScriptedAgent(run).connect()
     second.dropped()
     assert not second.commands
+    assert second.farewell == f"host local has an agent already, pid {os.getpid()}"
     agent.commit(0, 9)
     eventually(lambda: run.status()["groups"][0]["step"] == 9)
 

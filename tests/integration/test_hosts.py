@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import signal
+import stat
 import time
+from pathlib import Path
 
 import pytest
 
-from tests.support.hosts import several_hosts
-from tests.support.runs import FREE_RANK, Workbench, pid_of
+from tests.support.hosts import enrol, enrolled_hosts, enrolment, several_hosts
+from tests.support.processes import environ_of
+from tests.support.runs import FREE_RANK, Workbench, generation_of, pid_of
 from tests.support.steps import longest_gap_s
 from tests.support.waiting import eventually
 
@@ -79,3 +84,88 @@ def test_a_host_that_is_about_to_be_taken_away_loses_nothing_and_stops_nobody(wo
         assert re.search(rf"step {left} at ", log)
         evicted = [event for event in workbench.events(name) if event["event"] == "evicted"]
         assert [(event["replica"], event["orderly"]) for event in evicted] == [(1, True)]
+
+
+def test_hosts_that_enrolled_train_over_tls_and_outlive_their_controller(workbench: Workbench) -> None:
+    job = workbench.job("far", run=f"{FREE_RANK} --steps 3000", lighthouse=LIGHTHOUSE)
+    with enrolled_hosts(workbench, job, count=3) as far:
+        before = workbench.wait_for_step(far.name, 20)
+        ports, token = far.ports, json.loads((far.run_dir / "private.json").read_text())["token"]
+        assert {name: len(numbers) for name, numbers in ports.items()} == {"controller": 1, "lighthouse": 2}
+        for name, folder in far.hosts.items():
+            for file in ("agent.json", "private.json"):
+                assert stat.S_IMODE((folder / file).stat().st_mode) == 0o600
+            # The process that was started is the keeper: what it was started with is gone from it, too.
+            environ = environ_of(far.keepers[name].pid)
+            assert not {"SKY_MONARCH_HOST", "SKY_MONARCH_ENROLMENT"} & environ.keys()
+            assert environ["SKY_MONARCH_RUN_ID"] == far.run_id
+            assert token not in Path(f"/proc/{far.keepers[name].pid}/cmdline").read_text()
+
+        os.kill(before["controller_pid"], signal.SIGKILL)
+        killed_ns = time.monotonic_ns()
+
+        def back() -> list[dict[str, object]]:
+            events = [event for event in workbench.events(far.name) if event["mono_ns"] > killed_ns]
+            dialled = [event for event in events if event["event"] == "agent_connected"]
+            assert {event["host"] for event in dialled} == {"head", *far.hosts}
+            return dialled
+
+        again = eventually(back)
+        first = [event for event in workbench.events(far.name) if event["event"] == "agent_connected"]
+        incarnations = {event["host"]: event["incarnation"] for event in first[: len(far.hosts) + 1]}
+        assert {event["host"]: event["incarnation"] for event in again} == incarnations, (
+            "the very same agents"
+        )
+        assert far.ports == ports
+        at = workbench.status(far.name)["step"]
+        now = workbench.wait_for_step(far.name, at + 20)
+        assert now["controller_pid"] != before["controller_pid"]
+        assert [pid_of(now, replica) for replica in range(3)] == [
+            pid_of(before, replica) for replica in range(3)
+        ]
+        assert now["recoveries"] == []
+
+        # A death travels to the lighthouse over TLS, and the rank's own questions do.
+        os.kill(pid_of(now, 1), signal.SIGKILL)
+        eventually(lambda: generation_of(workbench.status(far.name), 1) == 2)
+        after = workbench.wait_for_step(far.name, workbench.status(far.name)["step"] + 20)
+        assert [generation_of(after, replica) for replica in range(3)] == [1, 2, 1]
+        evicted = [event for event in workbench.events(far.name) if event["event"] == "evicted"]
+        assert [(event["replica"], event["generation"]) for event in evicted] == [(1, 1)]
+        assert evicted[0]["quorum_id"] is not None, "the lighthouse had it in a quorum"
+
+        assert workbench.cli("down", far.name, "--grace", "2").returncode == 0
+        for name, keeper in far.keepers.items():
+            assert keeper.wait(30) == 0
+            assert not (far.hosts[name] / "private.json").exists(), (
+                "a host keeps no secret of a run that is over"
+            )
+
+
+def test_a_host_of_another_version_says_so_and_one_with_anothers_certificate_is_refused(
+    workbench: Workbench,
+) -> None:
+    job = workbench.job("apart", run=f"{FREE_RANK} --steps 3000", replicas=1, lighthouse=LIGHTHOUSE)
+    with enrolled_hosts(workbench, job, count=1) as far:
+        workbench.wait_for_step(far.name, 5)
+        stranger = enrol(far, "old", workbench.folder / "old", enrolment(far, "far-h1", version="0.0.1"))
+        assert stranger.wait(30) == 2
+        log = (far.run_dir / "old.log").read_text()
+        assert "error: host far-h1 has sky-monarch" in log
+        assert "the run was launched by 0.0.1\nhint: on the host: `pip install sky-monarch==0.0.1`" in log
+        assert not (workbench.folder / "old").exists()
+
+        # Of this run, with its token, but of another name than the host that it claims to be.
+        (own,) = far.hosts
+        claims = enrolment(far, own)
+        posing = {**claims, "SKY_MONARCH_ENROLMENT": enrolment(far, "other")["SKY_MONARCH_ENROLMENT"]}
+        poser = enrol(far, "poser", workbench.folder / "poser", {**posing, "SKY_MONARCH_LOG": "debug"})
+        try:
+            words = f"the certificate of other-a1 does not speak for host {own}, attempt 1"
+            eventually(lambda: words in (far.run_dir / "poser.log").read_text())
+        finally:
+            poser.send_signal(signal.SIGTERM)
+            assert poser.wait(30) == 143
+        status = workbench.status(far.name)
+        assert status["groups"][0]["generation"] == 1
+        assert pid_of(status, 0), "nobody was disturbed"

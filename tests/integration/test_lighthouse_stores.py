@@ -30,13 +30,16 @@ OWN = "127.0.0.1:1"
 # On a machine that is busy with other tests; a stall is tens of seconds.
 SOON_S = 3.0
 
+STORES_AT = "127.0.0.2"
+
 STALL_S = 8
 """How long a survivor tries to meet a dead member whose death it is not told of."""
 
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
-    made = Bench(tmp_path, "sky-monarch", expect=2, store_argv=HELPER)
+    # As a lighthouse of several hosts is told where ranks of all of them reach its stores.
+    made = Bench(tmp_path, "sky-monarch", expect=2, store_argv=HELPER, address=STORES_AT)
     try:
         yield made
     finally:
@@ -88,6 +91,7 @@ def with_store(bench: Bench, *replicas: tuple[int, int]) -> str:
 
     found = eventually(probe, within_s=160, what="a quorum with a store of its own")
     assert found
+    assert found.startswith(f"{bench.config.get('address', '127.0.0.1')}:")
     return found
 
 

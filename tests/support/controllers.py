@@ -198,6 +198,7 @@ class ScriptedAgent:
     Attributes:
         groups: What it supervises, by replica: snapshots of the protocol.
         commands: Everything it was told, without acks.
+        farewell: Why the controller hung up, by its own words; empty where it said nothing.
     """
 
     def __init__(self, run: ControllerRun, *, host: str = "local", incarnation: int | None = None) -> None:
@@ -206,6 +207,7 @@ class ScriptedAgent:
         self.incarnation = incarnation or random.getrandbits(63)
         self.groups: dict[int, dict[str, Any]] = {}
         self.commands: list[dict[str, Any]] = []
+        self.farewell = ""
         self.acked = 0
         self.logs: dict[tuple[int, int, int] | None, bytes] = {}
         self._log_eof = True
@@ -272,6 +274,8 @@ class ScriptedAgent:
                     self._unacked = [event for event in self._unacked if event["seq"] > self.acked]
                 case "read_log":
                     self._answer(command)
+                case "dropped":
+                    self.farewell = command["reason"]
                 case _:
                     self.commands.append(command)
 

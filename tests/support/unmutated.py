@@ -77,6 +77,9 @@ WITHOUT = (
     | {
         f"{TERMINAL}test_closed_standard_streams_are_no_error": _SHOWN,
         "test_exits.py::test_a_failure_is_shown_per_rank_and_fails_the_run_and_the_command": _SHOWN,
+        "test_hosts.py::test_a_host_of_another_version_says_so_and_one_with_anothers_certificate_is_refused": (
+            _REFUSED
+        ),
         "test_diloco.py::test_the_ranks_of_a_group_average_in_every_step_and_the_groups_at_the_end": _ENDED,
         "test_diloco.py::test_undisturbed_it_is_torchfts_diloco_bit_for_bit": _ENDED,
         "test_exits.py::test_a_failed_setup_is_named_once_and_nothing_is_started": _ENDED,

@@ -155,4 +155,5 @@ def hello(
 
 def agent(host: str = "local", groups: list[dict[str, Any]] | None = None) -> dict[str, Any]:
     """What an agent says of itself."""
-    return {"role": "agent", "host": host, "pid": 7, "incarnation": 11, "groups": groups or []}
+    about = {"host": host, "attempt": 0, "pid": 7, "incarnation": 11, "groups": groups or [], "probe": None}
+    return {"role": "agent", **about}

@@ -175,6 +175,8 @@ def test_settings_show_no_secret() -> None:
         ({"hosts": [{"name": "a", "groups": [0]}]}, "hosts place"),
         ({"hosts": [{"groups": [0]}]}, "not a list"),
         ({"private": "/nowhere"}, "/nowhere cannot be read"),
+        ({"tls": "yes"}, "tls is 'yes'"),
+        ({"tls": True}, "SKY_MONARCH_LIGHTHOUSE_CONTROL_ADDR is not set"),
     ],
 )
 def test_a_configuration_that_cannot_be_used_is_refused_by_name(
@@ -213,6 +215,38 @@ def test_the_sockets_of_the_run_are_enough(tmp_path: Path) -> None:
     assert (str(got.api), got.channel) == ("/s/api.sock", "unix:/s/controller.sock")
     assert got.lighthouse_control == "unix:/s/lighthouse.sock"
     assert got.hosts == {"local": (0, 1)}
+
+
+PASSED = {
+    "SKY_MONARCH_LIGHTHOUSE_ADDR": "127.0.0.1:1",
+    "SKY_MONARCH_LIGHTHOUSE_CONTROL_ADDR": "127.0.0.1:2",
+    "SKY_MONARCH_LISTEN_FD": "3",
+}
+
+
+def test_hosts_that_are_reached_by_tls_are_led_to_the_ports_that_the_agent_passed_on(tmp_path: Path) -> None:
+    path = written(tmp_path, tls=True)
+    with pytest.raises(ConfigError, match=r"no certificate in identities\.controller"):
+        load_settings(path, PASSED)
+    identity = {"name": "controller", "ca_pem": "CA", "cert_pem": "CERT", "key_pem": "KEY"}
+    private = {"token": "t", "identities": {"controller": identity, "lighthouse": {}}}
+    (tmp_path / "private.json").write_text(json.dumps(private))
+    got = load_settings(path, PASSED)
+    assert (got.tls, got.identity, got.listener_fd) == (True, identity, 3)
+    assert got.channel == "unix:/s/controller.sock", "the head's own agent"
+    assert got.lighthouse_control == "tls:127.0.0.1:2"
+    assert "KEY" not in repr(got)
+    with pytest.raises(ConfigError, match="SKY_MONARCH_LISTEN_FD is 'x'"):
+        load_settings(path, {**PASSED, "SKY_MONARCH_LISTEN_FD": "x"})
+    known = dataclasses.replace(settings(), tls=True)
+    plan = Plans(known, python=PYTHON).group(0, generation=1, max_restarts=9)
+    assert plan["lighthouse"] == "https://127.0.0.1:41234", "on loopback too: a rehearsal is no other run"
+
+
+def test_without_tls_what_an_agent_passes_on_is_left_alone(tmp_path: Path) -> None:
+    got = load_settings(written(tmp_path), PASSED)
+    assert (got.tls, got.identity, got.listener_fd) == (False, None, None)
+    assert got.lighthouse_control == "unix:/s/lighthouse.sock"
 
 
 def test_an_address_of_the_lighthouse_is_needed(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ use sky_monarch_core::wire::Address;
 use sky_monarch_core::{Error, ErrorKind, Result};
 use tokio::sync::Mutex;
 
-use crate::convert::{duration, from_object, to_object};
+use crate::convert::{duration, from_object, identity, to_object};
 use crate::error::to_python;
 use crate::runtime::{Local, wait};
 
@@ -26,6 +26,7 @@ pub struct ChannelClient {
 #[pymethods]
 impl ChannelClient {
     #[new]
+    #[pyo3(signature = (address, token, run_id, hello, timeout_s, identity=None))]
     fn new(
         py: Python<'_>,
         address: &str,
@@ -33,11 +34,13 @@ impl ChannelClient {
         run_id: &str,
         hello: &Bound<'_, PyAny>,
         timeout_s: f64,
+        identity: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let address: Address = address.parse().map_err(|error: Error| to_python(py, &error))?;
         let deadline = duration(py, "timeout_s", timeout_s)?;
         let peer: Peer = from_object(hello, "hello")?;
-        let credentials = Credentials::new(run_id, token);
+        let identity = identity.map(self::identity).transpose()?;
+        let credentials = Credentials { identity, ..Credentials::new(run_id, token) };
         let limits = Limits::default();
         let channel = wait(py, channel::connect(&address, peer, &credentials, &limits, deadline))?;
         Ok(Self { channel: Local::new(Mutex::new(Some(channel))) })

@@ -1,16 +1,18 @@
 //! `ChannelServer`: the controller's end of its channels to the agents.
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use pyo3::prelude::*;
-use sky_monarch_core::channel::{ConnectionId, Credentials, Limits, Pending, Server, ServerEvent};
-use sky_monarch_core::protocol::{Command, Peer, Report};
-use sky_monarch_core::wire::Address;
+use sky_monarch_core::channel::{
+    ConnectionId, Credentials, Endpoint, Limits, Server, ServerEvent, admit_agent,
+};
+use sky_monarch_core::protocol::{Command, Report};
+use sky_monarch_core::wire::{Address, inherited};
 use sky_monarch_core::{Error, ErrorKind, Result};
 
-use crate::convert::{from_object, to_object};
+use crate::convert::{from_object, identity, to_object};
 use crate::error::to_python;
 use crate::runtime::{Local, wait};
 
@@ -21,14 +23,29 @@ type AgentServer = Server<Command, Report>;
 pub struct ChannelServer {
     server: Local<Mutex<Option<AgentServer>>>,
     address: String,
+    tls_address: Option<String>,
     ready: Arc<EventFd>,
 }
 
 #[pymethods]
 impl ChannelServer {
     #[new]
-    fn new(py: Python<'_>, address: &str, token: &str, run_id: &str) -> PyResult<Self> {
+    #[pyo3(signature = (address, token, run_id, *, identity=None, listener_fd=None))]
+    fn new(
+        py: Python<'_>,
+        address: &str,
+        token: &str,
+        run_id: &str,
+        identity: Option<&Bound<'_, PyAny>>,
+        listener_fd: Option<RawFd>,
+    ) -> PyResult<Self> {
         let address: Address = address.parse().map_err(|error: Error| to_python(py, &error))?;
+        let identity = identity.map(self::identity).transpose()?;
+        let mut endpoints = vec![Endpoint::Bind(address)];
+        if let Some(fd) = listener_fd {
+            let listener = inherited::listener(fd).map_err(|error| to_python(py, &error))?;
+            endpoints.push(Endpoint::Inherited(listener));
+        }
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
         let ready = EventFd::from_value_and_flags(0, flags)
             .map_err(|errno| to_python(py, &Error::io("make an eventfd", errno.into())))?;
@@ -38,15 +55,22 @@ impl ChannelServer {
         let wake = move || {
             let _ = waker.write(1);
         };
-        let credentials = Credentials::new(run_id, token);
-        let server = wait(py, Server::start(&address, credentials, Limits::default(), admit, wake))?;
-        let address = server.address().to_string();
-        Ok(Self { server: Local::new(Mutex::new(Some(server))), address, ready })
+        let credentials = Credentials { identity, ..Credentials::new(run_id, token) };
+        let opening = Server::open(endpoints, credentials, Limits::default(), admit_agent, wake);
+        let server = wait(py, opening)?;
+        let mut addresses = server.addresses().iter().map(ToString::to_string);
+        let (address, tls_address) = (addresses.next().unwrap_or_default(), addresses.next());
+        Ok(Self { server: Local::new(Mutex::new(Some(server))), address, tls_address, ready })
     }
 
     #[getter]
     fn address(&self) -> &str {
         &self.address
+    }
+
+    #[getter]
+    fn tls_address(&self) -> Option<&str> {
+        self.tls_address.as_deref()
     }
 
     fn fileno(&self) -> i32 {
@@ -75,6 +99,8 @@ impl ChannelServer {
 
     fn disconnect(&self, py: Python<'_>, connection: ConnectionId, reason: &str) -> PyResult<()> {
         self.with(py, "disconnect a peer", |server| {
+            // It fails where the agent is gone, or does not read: then nobody can be told.
+            let _ = server.send(connection, &Command::Dropped { reason: reason.to_owned() });
             server.disconnect(connection, reason);
             Ok(())
         })
@@ -109,26 +135,17 @@ impl ChannelServer {
     }
 }
 
-/// Only agents are welcome, and over TLS only under the name in their certificate.
-fn admit(pending: &Pending) -> Result<(), String> {
-    let Peer::Agent { host, .. } = pending.peer() else {
-        return Err("this is the controller: sessions dial their agent".to_owned());
-    };
-    match pending.peer_name() {
-        Some(name) if name != host => {
-            Err(format!("the certificate of {name} does not speak for host {host}"))
-        }
-        _ => Ok(()),
-    }
-}
-
 fn drained<'py>(
     py: Python<'py>,
     connection: ConnectionId,
     event: &ServerEvent<Report>,
 ) -> PyResult<Drained<'py>> {
     Ok(match event {
-        ServerEvent::Opened(peer) => (connection, "opened", to_object(py, peer)?),
+        ServerEvent::Opened { peer, certificate } => {
+            let data = to_object(py, peer)?;
+            data.set_item("certificate", certificate.as_deref())?;
+            (connection, "opened", data)
+        }
         ServerEvent::Message(report) => (connection, "message", to_object(py, report)?),
         ServerEvent::Closed(reason) => (connection, "closed", to_object(py, reason)?),
     })

@@ -5,6 +5,7 @@ use std::time::Duration;
 use pyo3::prelude::*;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use sky_monarch_core::wire::tls::Identity;
 use sky_monarch_core::{Error, ErrorKind};
 
 use crate::error::to_python;
@@ -24,6 +25,14 @@ pub fn duration(py: Python<'_>, name: &str, seconds: f64) -> PyResult<Duration> 
 /// Plain Python data (dicts, lists, strings, numbers) from a core value.
 pub fn to_object<'py, T: Serialize>(py: Python<'py>, value: &T) -> PyResult<Bound<'py, PyAny>> {
     pythonize::pythonize(py, value).map_err(PyErr::from)
+}
+
+/// A certificate from its map of texts. The words of an error could repeat its key.
+pub fn identity(object: &Bound<'_, PyAny>) -> PyResult<Identity> {
+    pythonize::depythonize(object).map_err(|_| {
+        let why = "it is no identity: {name, ca_pem, cert_pem, key_pem}";
+        to_python(object.py(), &Error::new(ErrorKind::InvalidInput, "read a certificate", why))
+    })
 }
 
 /// A core value from plain Python data.

@@ -25,6 +25,8 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(services::end_descendants, module)?)?;
     module.add_function(wrap_pyfunction!(services::settle_forked, module)?)?;
     module.add_function(wrap_pyfunction!(services::issue_identities, module)?)?;
+    module.add_function(wrap_pyfunction!(services::issue_identity, module)?)?;
+    module.add_function(wrap_pyfunction!(services::make_authority, module)?)?;
     module.add_function(wrap_pyfunction!(services::run_agent, module)?)?;
     module.add_function(wrap_pyfunction!(services::run_lighthouse, module)?)?;
     module.add("PROTOCOL_VERSION", sky_monarch_core::protocol::VERSION)?;

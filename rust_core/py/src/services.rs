@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 
 use pyo3::prelude::*;
+use serde::Serialize;
 use sky_monarch_core::agent::{self, forked, keeper};
 use sky_monarch_core::lighthouse;
-use sky_monarch_core::wire::tls::Authority;
+use sky_monarch_core::wire::tls::{Authority, KeptAuthority};
+use sky_monarch_core::{Error, ErrorKind};
 use tracing_subscriber::EnvFilter;
 
 use crate::convert::duration;
@@ -32,9 +34,30 @@ pub fn issue_identities(
         let named = names.iter().map(|name| Ok((name.clone(), authority.issue(name)?)));
         named.collect::<sky_monarch_core::Result<BTreeMap<_, _>>>()
     });
-    let issued = issued.map_err(|error| to_python(py, &error))?;
-    serde_json::to_string(&issued)
-        .map_err(|cause| pyo3::exceptions::PyRuntimeError::new_err(cause.to_string()))
+    to_json(&issued.map_err(|error| to_python(py, &error))?)
+}
+
+/// Makes the authority of one run; JSON.
+#[pyfunction]
+pub fn make_authority(py: Python<'_>, run_id: &str, lifetime_s: f64) -> PyResult<String> {
+    let lifetime = duration(py, "lifetime_s", lifetime_s)?;
+    let authority = Authority::new(run_id, lifetime).map_err(|error| to_python(py, &error))?;
+    to_json(&authority.keep())
+}
+
+/// Issues a certificate of an authority; JSON.
+#[pyfunction]
+pub fn issue_identity(py: Python<'_>, authority: &str, name: &str) -> PyResult<String> {
+    // serde's words could repeat the key.
+    let damaged =
+        |_| Error::new(ErrorKind::InvalidInput, "take up a certificate authority", "its JSON is damaged");
+    let kept: Result<KeptAuthority, _> = serde_json::from_str(authority).map_err(damaged);
+    let issued = kept.and_then(Authority::from_kept).and_then(|authority| authority.issue(name));
+    to_json(&issued.map_err(|error| to_python(py, &error))?)
+}
+
+fn to_json(value: &impl Serialize) -> PyResult<String> {
+    serde_json::to_string(value).map_err(|cause| pyo3::exceptions::PyRuntimeError::new_err(cause.to_string()))
 }
 
 /// Makes this process the one that the descendants of a dead child are handed to.

@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use serde::Deserialize;
 
+use crate::wire::one_or_several;
 use crate::wire::tls::Identity;
 use crate::{Error, ErrorKind, Result};
 
@@ -17,8 +19,17 @@ pub struct Config {
     pub run_id: String,
     /// Name of this host, unique in the run.
     pub host: String,
+    /// How often this host has been provisioned; 0: never, it is simply there.
+    #[serde(default)]
+    pub attempt: u32,
     /// Run folder.
     pub run_dir: PathBuf,
+    /// Working folder of ranks and `setup`, whatever their plans say: those were made on another host. None: as planned.
+    #[serde(default)]
+    pub workdir: Option<String>,
+    /// What plans set goes on top of the environment that this agent was started with, not on top of nothing.
+    #[serde(default)]
+    pub inherit_env: bool,
     /// Path of `private.json`.
     pub private: PathBuf,
     /// Path of the socket that sessions dial.
@@ -53,10 +64,10 @@ pub struct Service {
     pub log: PathBuf,
     /// File that names its pid.
     pub pid_file: PathBuf,
-    /// Address to bind for it.
-    #[serde(default)]
-    pub listen: Option<String>,
-    /// How it learns of the address: `"reserve"` gives a number only, anything else the open socket as fd 3.
+    /// Addresses to bind for it, one or two.
+    #[serde(default, deserialize_with = "one_or_several")]
+    pub listen: Vec<String>,
+    /// How it learns of the address: `"reserve"` gives a number only, anything else the open sockets as fds 3 and 4.
     #[serde(default)]
     pub listen_env: Option<String>,
     /// A second process of it is kept started: it waits, before its first act, for the first one to end.
@@ -87,7 +98,13 @@ pub struct Limits {
     pub standby_s: f64,
     /// For a rank that hangs to write down where.
     pub stacks_s: f64,
+    /// Without its controller for so long, an agent ends its ranks and itself: its place may have been given to another.
+    /// 0: never. Absent: [`LEASE_S`] on a host that was provisioned, never on any other.
+    pub lease_s: Option<f64>,
 }
+
+/// See [`Limits::lease_s`].
+pub const LEASE_S: f64 = 600.0;
 
 impl Default for Limits {
     fn default() -> Self {
@@ -100,6 +117,7 @@ impl Default for Limits {
             flush_s: 5.0,
             standby_s: 30.0,
             stacks_s: 1.0,
+            lease_s: None,
         }
     }
 }
@@ -175,6 +193,7 @@ impl Config {
             ("limits.flush_s", config.limits.flush_s),
             ("limits.standby_s", config.limits.standby_s),
             ("limits.stacks_s", config.limits.stacks_s),
+            ("limits.lease_s", config.limits.lease_s.unwrap_or_default()),
         ];
         if let Some((field, value)) = seconds.into_iter().find(|(_, value)| !(0.0..=1e9).contains(value)) {
             return Err(bad(format!("`{field}` is {value}, not a number of seconds")));
@@ -183,8 +202,18 @@ impl Config {
             if service.argv.is_empty() {
                 return Err(bad(format!("service `{}` has an empty `argv`", service.name)));
             }
+            if service.listen.len() > 2 {
+                return Err(bad(format!("service `{}` listens at more than two addresses", service.name)));
+            }
         }
         Ok(config)
+    }
+
+    /// How long this agent may be without its controller; none: for ever.
+    pub fn lease(&self) -> Option<Duration> {
+        let default_s = if self.attempt > 0 { LEASE_S } else { 0.0 };
+        let lease_s = self.limits.lease_s.unwrap_or(default_s);
+        (lease_s > 0.0).then(|| Duration::from_secs_f64(lease_s))
     }
 
     /// Reads the agent's secrets from `private.json`.

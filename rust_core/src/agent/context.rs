@@ -6,11 +6,15 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use tokio::sync::watch;
+
 use super::config::Limits;
 use super::door::Door;
 use super::env::RunEnv;
 use super::evict::Lighthouses;
 use super::fork_server::ForkServer;
+use super::host::Host;
+use super::link::Standing;
 use super::logs::Logs;
 use super::outbox::Outbox;
 use super::pidfd::Process;
@@ -29,6 +33,12 @@ pub struct Context {
     pub run: RunEnv,
     /// Run folder.
     pub run_dir: PathBuf,
+    /// How often this host has been provisioned; 0: never.
+    pub attempt: u32,
+    /// What is this host's own in plans.
+    pub host: Host,
+    /// How this agent stands with its controller.
+    pub standing: watch::Receiver<Standing>,
     /// Bounds of waits.
     pub limits: Limits,
     /// Random per agent process.
@@ -76,6 +86,11 @@ impl Context {
         format!("{:016x}-{:016x}", self.incarnation, self.spawns.fetch_add(1, Ordering::Relaxed))
     }
 
+    /// Another agent may have this one's place by now: there was one to be had, and nobody says that it was not given.
+    pub fn may_be_replaced(&self) -> bool {
+        self.attempt > 0 && !matches!(*self.standing.borrow(), Standing::Connected)
+    }
+
     /// What each group is doing.
     pub fn groups(&self) -> MutexGuard<'_, BTreeMap<u32, GroupSnapshot>> {
         self.groups.lock().unwrap_or_else(PoisonError::into_inner)
@@ -120,6 +135,7 @@ impl Context {
         let nice = (self.job_nice + extra_nice).min(19);
         let workdir = Some(PathBuf::from(workdir));
         let files = self.job_files;
+        let passed = passed.into_iter().collect();
         self.spawner.spawn(Request { argv, env, stdin: None, workdir, output, passed, nice, files }).await
     }
 }

@@ -31,9 +31,10 @@ pub trait Evictor: fmt::Debug + Send + Sync {
     /// Evicts `generation` and every older one of `replica`; tries again, where that may help, until `limit` is over.
     fn evict(&self, replica: u32, generation: u64, limit: Duration) -> Evicting<'_>;
 
-    /// Evicts `replica` for good: nobody waits for it any more.
-    fn retire(&self, replica: u32, limit: Duration) -> Evicting<'_> {
-        self.evict(replica, FOR_GOOD, limit)
+    /// Evicts `replica`, whose last generation this was, for good: nobody waits for it any more. Not where another host
+    /// `may` have gone on with it meanwhile, of which this one would not know.
+    fn retire(&self, replica: u32, generation: u64, may: bool, limit: Duration) -> Evicting<'_> {
+        self.evict(replica, if may { generation } else { FOR_GOOD }, limit)
     }
 }
 

@@ -194,7 +194,7 @@ impl Group {
                 Verdict::GiveUp { restarts } => {
                     self.show(number, GroupState::GivenUp);
                     self.emit(Event::GroupGivenUp { replica, generation: number, cause, restarts });
-                    retire(&self.context, self.evictor.as_ref(), replica).await;
+                    retire(&self.context, self.evictor.as_ref(), replica, number).await;
                     break;
                 }
                 Verdict::Restart { delay_s, left } => {
@@ -284,8 +284,9 @@ fn check(plan: &GroupPlan) -> Result<(), String> {
 }
 
 /// Tells the lighthouse that a group does not come back, so that no start waits for it.
-async fn retire(context: &Context, evictor: &dyn Evictor, replica: u32) {
-    if let Err(error) = evictor.retire(replica, seconds(context.limits.evict_s)).await {
+async fn retire(context: &Context, evictor: &dyn Evictor, replica: u32, generation: u64) {
+    let (may, limit) = (context.may_be_replaced(), seconds(context.limits.evict_s));
+    if let Err(error) = evictor.retire(replica, generation, may, limit).await {
         let message =
             format!("the lighthouse was not told that replica group {replica} is given up: {error}");
         context.outbox.emit(Event::Notice { replica: Some(replica), message });
@@ -299,6 +300,6 @@ pub async fn refuse(context: Shared, plan: GroupPlan, error: String) {
     context.outbox.emit(Event::GroupGivenUp { replica, generation, cause, restarts: 0 });
     // Where its address is what cannot be used, nobody can be told.
     if let Ok(evictor) = context.lighthouses.evictor(plan.lighthouse_control.as_deref()) {
-        retire(&context, evictor.as_ref(), replica).await;
+        retire(&context, evictor.as_ref(), replica, generation).await;
     }
 }

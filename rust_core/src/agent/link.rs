@@ -5,11 +5,12 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep};
 
+use super::mutant;
 use super::outbox::Outbox;
-use crate::Error;
 use crate::channel::{Channel, Credentials, Limits, connect};
-use crate::protocol::{Command, GroupSnapshot, Peer, Report};
+use crate::protocol::{Command, FENCED, GroupSnapshot, Peer, Report};
 use crate::wire::Address;
+use crate::{Error, ErrorKind};
 
 const DIAL_LIMIT: Duration = Duration::from_secs(5);
 const FIRST_DELAY: Duration = Duration::from_millis(20);
@@ -19,8 +20,23 @@ const STEADY: Duration = Duration::from_secs(5);
 /// Reports taken from the outbox at once.
 const BATCH: usize = 256;
 
-/// Since when the controller has been away; none while it is connected.
-pub type Away = watch::Receiver<Option<Instant>>;
+/// How an agent stands with its controller.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// They are connected.
+    Connected,
+    /// The controller has been away since then.
+    Away(Instant),
+    /// The controller has another agent in this one's place, for this reason. That is for good.
+    Fenced(String),
+}
+
+impl Standing {
+    /// How long the controller has been away.
+    pub fn away(&self) -> Duration {
+        if let Self::Away(since) = self { since.elapsed() } else { Duration::ZERO }
+    }
+}
 
 /// What a connection needs.
 pub struct Link<F> {
@@ -30,6 +46,10 @@ pub struct Link<F> {
     pub credentials: Credentials,
     /// Name of this host.
     pub host: String,
+    /// How often it has been provisioned.
+    pub attempt: u32,
+    /// Where other agents find out whether they reach this host.
+    pub probe: Option<String>,
     /// Random per agent process.
     pub incarnation: u64,
     /// What is sent.
@@ -38,6 +58,8 @@ pub struct Link<F> {
     pub snapshot: F,
     /// Where commands go.
     pub commands: mpsc::Sender<Command>,
+    /// Who is told how this agent stands.
+    pub standing: watch::Sender<Standing>,
 }
 
 impl<F> Link<F>
@@ -45,25 +67,33 @@ where
     F: Fn() -> Vec<GroupSnapshot> + Send + Sync + 'static,
 {
     /// Keeps the connection up on a task of its own.
-    pub fn start(self) -> (tokio::task::JoinHandle<()>, Away) {
-        let (tell, away) = watch::channel(Some(Instant::now()));
-        (tokio::spawn(self.run(tell)), away)
+    pub fn start(self) -> tokio::task::JoinHandle<()> {
+        tokio::spawn(self.run())
     }
 
-    async fn run(self, tell: watch::Sender<Option<Instant>>) {
+    async fn run(self) {
         let mut delay = FIRST_DELAY;
         loop {
             let since = Instant::now();
             let error = match self.dial().await {
                 Ok(channel) => {
                     tracing::info!(controller = %self.address, "connected to the controller");
-                    tell.send_replace(None);
+                    self.standing.send_replace(Standing::Connected);
                     let error = self.talk(channel).await;
-                    tell.send_replace(Some(Instant::now()));
+                    self.standing.send_replace(Standing::Away(Instant::now()));
                     error
                 }
                 Err(error) => error,
             };
+            let is_fence = error.kind() == ErrorKind::Refused && error.message().starts_with(FENCED);
+            if is_fence && !mutant::is_on("deaf_to_fence") {
+                tracing::error!(
+                    reason = error.message(),
+                    "the controller has another agent in this one's place"
+                );
+                self.standing.send_replace(Standing::Fenced(error.message().to_owned()));
+                return;
+            }
             if self.commands.is_closed() {
                 return;
             }
@@ -76,9 +106,11 @@ where
     async fn dial(&self) -> Result<Channel<Report, Command>, Error> {
         let peer = Peer::Agent {
             host: self.host.clone(),
+            attempt: self.attempt,
             pid: std::process::id(),
             incarnation: self.incarnation,
             groups: (self.snapshot)(),
+            probe: self.probe.clone(),
         };
         connect(&self.address, peer, &self.credentials, &Limits::default(), DIAL_LIMIT).await
     }
@@ -100,13 +132,12 @@ where
             loop {
                 match receiver.recv().await {
                     Ok(Command::Ack { seq }) => self.outbox.acked(seq),
+                    Ok(Command::Dropped { reason }) => {
+                        return Error::new(ErrorKind::Refused, "serve the controller", reason);
+                    }
                     Ok(command) => {
                         if self.commands.send(command).await.is_err() {
-                            return Error::new(
-                                crate::ErrorKind::Closed,
-                                "serve the controller",
-                                "the agent ends",
-                            );
+                            return Error::new(ErrorKind::Closed, "serve the controller", "the agent ends");
                         }
                     }
                     Err(error) => return error,

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
-use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -16,9 +15,11 @@ use super::config::Service;
 use super::context::Shared;
 use super::mutant;
 use super::pidfd::Process;
+use super::ports;
 use super::spare::{SPARE_ENV, Spares};
-use super::spawn::Request;
+use super::spawn::{FIRST_PASSED, Request};
 use super::tree::{self, Entry, Family, RUN_ID, Root, SPAWN_ID};
+use crate::wire::inherited::{LISTEN_FD_ENV, LISTEN_FDS_ENV};
 use crate::{Error, ErrorKind, Result};
 
 const FIRST_DELAY: Duration = Duration::from_millis(50);
@@ -49,29 +50,26 @@ struct Running {
 
 impl Services {
     /// Binds the addresses of all services, then starts them all.
-    pub fn start(context: &Shared, services: &[Service]) -> Result<Self> {
+    ///
+    /// `is_known`: hosts elsewhere know the ports, so an agent that is started in place of this one needs the same.
+    pub fn start(context: &Shared, services: &[Service], is_known: bool) -> Result<Self> {
         let mut addresses = BTreeMap::new();
         let mut bound = Vec::new();
         for service in services {
-            let mut socket = None;
-            if let Some(address) = &service.listen {
-                let listener = bind(service, address)?;
-                let at =
-                    listener.local_addr().map_err(|cause| Error::io("bind a service's address", cause))?;
-                addresses.insert(format!("SKY_MONARCH_{}_ADDR", service.name.to_uppercase()), at.to_string());
-                // TorchFT's lighthouse binds for itself: it gets a number that was free a moment ago.
-                if service.listen_env.as_deref() != Some("reserve") {
-                    socket = Some(Arc::new(OwnedFd::from(listener)));
-                }
-            }
-            bound.push((service.clone(), socket));
+            let file = is_known.then(|| service.pid_file.with_extension("ports"));
+            let listeners = ports::bind(service, file.as_deref())?;
+            addresses.extend(ports::variables(service, &listeners)?);
+            // TorchFT's lighthouse binds for itself: it gets a number that was free a moment ago.
+            let is_reserved = service.listen_env.as_deref() == Some("reserve");
+            let sockets: Vec<_> = listeners.into_iter().filter(|_| !is_reserved).map(OwnedFd::from).collect();
+            bound.push((service.clone(), sockets));
         }
         let addresses = Arc::new(addresses);
-        let running = bound.into_iter().map(|(service, socket)| {
+        let running = bound.into_iter().map(|(service, sockets)| {
             let (stop, asked) = watch::channel(false);
             let name = service.name.clone();
             let context = Arc::clone(context);
-            let starter = Starter { context, service, socket, addresses: Arc::clone(&addresses) };
+            let starter = Starter { context, service, sockets, addresses: Arc::clone(&addresses) };
             Running { name, stop, task: tokio::spawn(Arc::new(starter).keep(asked)) }
         });
         Ok(Self { running: running.collect() })
@@ -91,18 +89,11 @@ impl Services {
     }
 }
 
-fn bind(service: &Service, address: &str) -> Result<TcpListener> {
-    TcpListener::bind(address).map_err(|cause| {
-        let message = format!("{address}, for {}: {cause}", service.name);
-        Error::new(ErrorKind::Io, "bind a service's address", message).with_source(cause)
-    })
-}
-
 /// How processes of one service are started.
 pub(super) struct Starter {
     pub(super) context: Shared,
     pub(super) service: Service,
-    socket: Option<Arc<OwnedFd>>,
+    sockets: Vec<OwnedFd>,
     addresses: Arc<BTreeMap<String, String>>,
 }
 
@@ -227,16 +218,16 @@ impl Starter {
         if line.is_some() {
             all.insert(SPARE_ENV.into(), "1".into());
         }
-        let passed = match &self.socket {
-            Some(socket) => {
-                all.insert("SKY_MONARCH_LISTEN_FD".into(), "3".into());
-                Some(socket.try_clone().map_err(|cause| Error::io("pass a socket on", cause))?)
-            }
-            None => {
-                all.remove("SKY_MONARCH_LISTEN_FD");
-                None
-            }
-        };
+        all.remove(LISTEN_FD_ENV);
+        all.remove(LISTEN_FDS_ENV);
+        let passed = self.sockets.iter().map(OwnedFd::try_clone).collect::<std::io::Result<Vec<_>>>();
+        let passed = passed.map_err(|cause| Error::io("pass a socket on", cause))?;
+        if !passed.is_empty() {
+            all.insert(LISTEN_FD_ENV.into(), FIRST_PASSED.to_string());
+        }
+        if passed.len() > 1 {
+            all.insert(LISTEN_FDS_ENV.into(), passed.len().to_string());
+        }
         // At the agent's own priority: these two are part of what notices deaths.
         let request = Request {
             argv: argv.clone(),

@@ -19,8 +19,10 @@ use crate::{Error, ErrorKind, Result};
 
 /// Longest time from fork to exec (a working folder on a dead network share can block it).
 const EXEC_LIMIT_MS: i32 = 30_000;
-/// Files that are handed to the child are first moved up here, out of the way of 0 to 3.
+/// Files that are handed to the child are first moved up here, out of the way of 0 to 2 and of what is passed.
 const HIGH_FD: RawFd = 10;
+/// Where the descriptors that a child gets begin.
+pub const FIRST_PASSED: RawFd = 3;
 
 /// One process to start.
 #[derive(Debug)]
@@ -35,8 +37,8 @@ pub struct Request {
     pub workdir: Option<PathBuf>,
     /// Its stdout and stderr.
     pub output: OwnedFd,
-    /// Its file descriptor 3.
-    pub passed: Option<OwnedFd>,
+    /// Its file descriptors from 3 on, seven at most.
+    pub passed: Vec<OwnedFd>,
     /// Its niceness.
     pub nice: i32,
     /// Its limit of open files; none: the agent's.
@@ -113,7 +115,7 @@ struct Prepared {
     workdir: Option<CString>,
     stdin: OwnedFd,
     output: OwnedFd,
-    passed: Option<OwnedFd>,
+    passed: Vec<OwnedFd>,
     nice: i32,
     files: Option<libc::rlimit>,
     /// Always, but for a defect that was chosen: looked up here, since the forked child may not allocate.
@@ -175,7 +177,7 @@ impl Prepared {
             workdir,
             stdin: raised(stdin)?,
             output: raised(request.output)?,
-            passed: request.passed.map(raised).transpose()?,
+            passed: request.passed.into_iter().map(raised).collect::<Result<_>>()?,
             nice: request.nice,
             dies_with_us: !mutant::is_on("no_death_signal"),
             files: request.files,
@@ -339,12 +341,13 @@ unsafe fn child(prepared: &Prepared, reporter: RawFd, parent: libc::pid_t) -> ! 
         {
             fail(Stage::Prepare);
         }
-        let mut first_closed = 3;
-        if let Some(passed) = &prepared.passed {
-            if libc::dup2(passed.as_raw_fd(), 3) < 0 {
+        let mut first_closed = FIRST_PASSED;
+        for passed in &prepared.passed {
+            // Above are those that wait for their turn.
+            if first_closed >= HIGH_FD || libc::dup2(passed.as_raw_fd(), first_closed) < 0 {
                 fail(Stage::Prepare);
             }
-            first_closed = 4;
+            first_closed += 1;
         }
         // Also what the agent itself inherited without the flag. Kernels before 5.11 lack it: then the flag of each
         // file has to do.

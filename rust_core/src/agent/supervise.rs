@@ -10,11 +10,13 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
 use super::context::Shared;
 use super::group::{self, Group, Handle, seconds};
-use super::link::Away;
+use super::link::Standing;
+use super::mutant;
+use super::probe::Probe;
 use super::services::Services;
 use super::setup::Setup;
 use super::tree::{self, Family};
-use crate::protocol::{Command, Event, GroupPlan, GroupState, LogRead};
+use crate::protocol::{Command, Event, GroupPlan, GroupState, LogRead, ProbeTarget, Reached};
 
 const LOOK: Duration = Duration::from_millis(50);
 /// Adopted zombies are looked for this often, beside each SIGCHLD.
@@ -25,6 +27,9 @@ const SWEEP_GRACE: Duration = Duration::from_secs(2);
 const NEVER_ASKED: u32 = 10;
 /// What nobody owns any more at the very end.
 const LAST_GRACE: Duration = Duration::from_secs(1);
+
+/// Exit code where the lease was over.
+const LEASE_OVER: i32 = 1;
 
 /// SIGTERM, SIGINT, SIGCHLD.
 pub type Signals = (Signal, Signal, Signal);
@@ -38,12 +43,22 @@ struct End {
 pub struct Supervisor {
     context: Shared,
     services: Services,
-    away: Away,
-    linger: Duration,
+    probe: Option<Arc<Probe>>,
+    limits: Limits,
     groups: BTreeMap<u32, Handle>,
     setup: Option<Setup>,
     released: bool,
     end: Option<End>,
+    fenced: bool,
+}
+
+/// How long an agent does without its controller.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// At the end, where all is done.
+    pub linger: Duration,
+    /// At any time; none: for ever.
+    pub lease: Option<Duration>,
 }
 
 /// Ends what an agent of this run that is dead has left: two agents must not both have a live generation.
@@ -62,16 +77,17 @@ pub async fn sweep(context: &Shared) {
 
 impl Supervisor {
     /// Looks after nothing yet.
-    pub const fn new(context: Shared, services: Services, away: Away, linger: Duration) -> Self {
+    pub const fn new(context: Shared, services: Services, probe: Option<Arc<Probe>>, limits: Limits) -> Self {
         Self {
             context,
             services,
-            away,
-            linger,
+            probe,
+            limits,
             groups: BTreeMap::new(),
             setup: None,
             released: false,
             end: None,
+            fenced: false,
         }
     }
 
@@ -95,6 +111,7 @@ impl Supervisor {
                         let registry = self.context.registry.clone();
                         let _ = tokio::task::spawn_blocking(move || tree::reap_adopted(&registry)).await;
                     }
+                    self.heed_standing();
                     if let Some(code) = self.is_over() {
                         break code;
                     }
@@ -107,7 +124,7 @@ impl Supervisor {
 
     async fn obey(&mut self, command: Command) {
         match command {
-            Command::Setup(plan) => match &mut self.setup {
+            Command::Setup(mut plan) => match &mut self.setup {
                 Some(setup) => {
                     // A controller that has just started asks again: it gets the answer again.
                     if let Some(event) = setup.result().await {
@@ -115,16 +132,24 @@ impl Supervisor {
                     }
                 }
                 None if self.end.is_some() => {}
-                None => self.setup = Some(Setup::start(Arc::clone(&self.context), plan)),
+                None => {
+                    self.context.host.settle(&mut plan.workdir, &mut plan.envs);
+                    self.setup = Some(Setup::start(Arc::clone(&self.context), plan));
+                }
             },
-            Command::StartGroup(plan) => self.start(*plan),
+            Command::StartGroup(mut plan) => {
+                self.context.host.settle(&mut plan.workdir, &mut plan.envs);
+                self.start(*plan);
+            }
+            Command::Probe { targets, deadline_s } => self.reach(targets, deadline_s),
             Command::StopGroup { replica, grace_s, reason } => match self.groups.get(&replica) {
                 Some(group) => group.stop(grace_s, &reason),
                 None => self.context.outbox.emit(Event::GroupStopped { replica, generation: 0 }),
             },
             Command::Release => self.release(),
             Command::ReadLog(question) => self.read(question),
-            Command::Ack { seq } => self.context.outbox.acked(seq),
+            // The link keeps these for itself.
+            Command::Ack { .. } | Command::Dropped { .. } => {}
             Command::Shutdown { grace_s, reason } => self.stop_all(Some(grace_s), &reason, 0),
         }
     }
@@ -156,6 +181,44 @@ impl Supervisor {
         tokio::task::spawn_blocking(move || context.outbox.answer(context.logs.read(&question)));
     }
 
+    /// Finds out whether this host reaches others, beside everything else.
+    fn reach(&self, targets: Vec<ProbeTarget>, deadline_s: f64) {
+        let outbox = self.context.outbox.clone();
+        let Some(probe) = self.probe.clone() else {
+            let cannot = |ProbeTarget { host, address, .. }: ProbeTarget| {
+                let error = format!("{host} ({address}) cannot be looked for: this host has no certificate");
+                Reached { host, address, ok: false, error: Some(error), rtt_s: None }
+            };
+            let (from, targets) = (String::new(), targets.into_iter().map(cannot).collect());
+            return outbox.emit(Event::Reached { from, targets });
+        };
+        tokio::spawn(async move {
+            let from = probe.address().to_string();
+            let targets = probe.reach(targets, deadline_s).await;
+            outbox.emit(Event::Reached { from, targets });
+        });
+    }
+
+    /// Ends what must not go on without the controller, or against its word.
+    fn heed_standing(&mut self) {
+        let standing = self.context.standing.borrow().clone();
+        match standing {
+            Standing::Fenced(reason) if !self.fenced => {
+                self.fenced = true;
+                self.stop_all(Some(0.0), &reason, 0);
+            }
+            Standing::Away(since) if self.end.is_none() => {
+                let lease = self.limits.lease.filter(|lease| since.elapsed() >= *lease);
+                if let (Some(lease), false) = (lease, mutant::is_on("no_lease")) {
+                    let reason = format!("no controller for {} s: the lease is over", lease.as_secs_f64());
+                    tracing::error!(reason, "the agent ends");
+                    self.stop_all(None, &reason, LEASE_OVER);
+                }
+            }
+            _ => {}
+        }
+    }
+
     fn leave(&mut self, reason: &str, code: i32) {
         tracing::warn!(reason, "the agent is asked to leave");
         self.context.outbox.emit(Event::Notice { replica: None, message: reason.to_owned() });
@@ -181,16 +244,16 @@ impl Supervisor {
             return idle.then_some(code);
         }
         // Nothing waits for the controller, except here: it may have something to say about what comes next.
-        let away = (*self.away.borrow()).map_or(Duration::ZERO, |since| since.elapsed());
+        let (away, linger) = (self.context.standing.borrow().away(), self.limits.linger);
         if self.groups.is_empty() {
             // Never asked for anything: a controller may be slow to start, but not that slow.
-            let forgotten = idle && away >= self.linger * NEVER_ASKED;
+            let forgotten = idle && away >= linger * NEVER_ASKED;
             return forgotten.then(|| {
                 tracing::error!(?away, "no controller has asked for anything: the agent ends");
                 1
             });
         }
-        if away < self.linger {
+        if away < linger {
             return None;
         }
         if idle {
@@ -219,7 +282,9 @@ impl Supervisor {
                 sleep(Duration::from_millis(10)).await;
             }
         };
-        if timeout(seconds(context.limits.flush_s), stored).await.is_err() {
+        // A controller that has another agent in this one's place stores nothing of it.
+        let flush_s = if self.fenced { 0.0 } else { context.limits.flush_s };
+        if timeout(seconds(flush_s), stored).await.is_err() {
             tracing::warn!("the controller has not stored the last events");
         }
         self.services.stop(|_| true).await;

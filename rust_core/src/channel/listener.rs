@@ -14,12 +14,22 @@ use crate::protocol::{Hello, Peer};
 use crate::wire::{Acceptor, Address};
 use crate::{Error, ErrorKind, Result};
 
-/// A bound address at which peers of the run arrive. Dropping it stops listening soon; open channels go on.
+/// Where a listener listens.
+#[derive(Debug)]
+pub enum Endpoint {
+    /// An address that it binds itself.
+    Bind(Address),
+    /// A TCP socket that listens already; TLS is spoken there.
+    Inherited(std::net::TcpListener),
+}
+
+/// Bound addresses at which peers of the run arrive. Dropping it stops listening soon; open channels go on.
 #[derive(Debug)]
 pub struct Listener {
-    address: Address,
+    addresses: Vec<Address>,
     arrivals: mpsc::Receiver<Pending>,
-    task: tokio::task::JoinHandle<()>,
+    /// One an address: strangers at one of them hold nobody up at another.
+    tasks: JoinSet<()>,
 }
 
 impl Listener {
@@ -27,19 +37,46 @@ impl Listener {
     ///
     /// An empty token is refused: it would make every process of this user a peer.
     pub async fn bind(address: &Address, credentials: Credentials, limits: Limits) -> Result<Self> {
-        if credentials.token.is_empty() {
-            return Err(Error::new(ErrorKind::InvalidInput, "listen", "the run's token is empty"));
-        }
-        let acceptor = Acceptor::bind(address, credentials.identity.as_ref()).await?;
-        let address = acceptor.address().clone();
-        let (arrived, arrivals) = mpsc::channel(1);
-        let task = tokio::spawn(accept(acceptor, Arc::new(credentials), limits, arrived));
-        Ok(Self { address, arrivals, task })
+        Self::open(vec![Endpoint::Bind(address.clone())], credentials, limits).await
     }
 
-    /// Where it listens: the port that was chosen in place of 0.
-    pub const fn address(&self) -> &Address {
-        &self.address
+    /// The same at several places, whose connections are bounded together.
+    pub async fn open(endpoints: Vec<Endpoint>, credentials: Credentials, limits: Limits) -> Result<Self> {
+        let unusable = |why| Err(Error::new(ErrorKind::InvalidInput, "listen", why));
+        if credentials.token.is_empty() {
+            return unusable("the run's token is empty");
+        }
+        if endpoints.is_empty() {
+            return unusable("no address was given");
+        }
+        let mut acceptors = Vec::new();
+        for endpoint in endpoints {
+            let identity = credentials.identity.as_ref();
+            acceptors.push(match endpoint {
+                Endpoint::Bind(address) => Acceptor::bind(&address, identity).await?,
+                Endpoint::Inherited(listener) => Acceptor::inherit(listener, identity)?,
+            });
+        }
+        let addresses = acceptors.iter().map(|acceptor| acceptor.address().clone()).collect();
+        let (arrived, arrivals) = mpsc::channel(1);
+        let credentials = Arc::new(credentials);
+        let slots = Arc::new(Semaphore::new(limits.max_connections.max(1)));
+        let mut tasks = JoinSet::new();
+        for acceptor in acceptors {
+            let (credentials, slots) = (Arc::clone(&credentials), Arc::clone(&slots));
+            tasks.spawn(accept(acceptor, credentials, limits, slots, arrived.clone()));
+        }
+        Ok(Self { addresses, arrivals, tasks })
+    }
+
+    /// Where it listens (first): the port that was chosen in place of 0.
+    pub fn address(&self) -> &Address {
+        &self.addresses[0]
+    }
+
+    /// Everywhere it listens, in the order of its endpoints.
+    pub fn addresses(&self) -> &[Address] {
+        &self.addresses
     }
 
     /// The next peer that has proved who it is; it waits for [`Pending::welcome`]. Cancel safe.
@@ -50,14 +87,7 @@ impl Listener {
 
     /// Stops listening; when this returns, the address is free again. (A drop does the same a moment later.)
     pub async fn close(mut self) {
-        self.task.abort();
-        drop((&mut self.task).await);
-    }
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        self.task.abort();
+        self.tasks.shutdown().await;
     }
 }
 
@@ -114,9 +144,9 @@ async fn accept(
     acceptor: Acceptor,
     credentials: Arc<Credentials>,
     limits: Limits,
+    slots: Arc<Semaphore>,
     arrived: mpsc::Sender<Pending>,
 ) {
-    let slots = Arc::new(Semaphore::new(limits.max_connections.max(1)));
     // Dropped with this task, which ends every handshake under way.
     let mut handshakes = JoinSet::new();
     loop {

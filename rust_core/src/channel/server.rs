@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 use tokio::task::JoinSet;
 
-use super::{Channel, Credentials, Limits, Listener, Pending, Sender};
+use super::{Channel, Credentials, Endpoint, Limits, Listener, Pending, Sender};
 use crate::protocol::Peer;
 use crate::wire::Address;
 use crate::{Error, ErrorKind, Result};
@@ -20,7 +20,12 @@ pub type ConnectionId = u64;
 #[derive(Debug)]
 pub enum ServerEvent<In> {
     /// A peer was welcomed.
-    Opened(Peer),
+    Opened {
+        /// Who it is, by its own words.
+        peer: Peer,
+        /// Name in its certificate; none on a unix socket.
+        certificate: Option<String>,
+    },
     /// It sent something.
     Message(In),
     /// It is gone, for this reason.
@@ -39,7 +44,7 @@ type Senders<Out> = Arc<Mutex<HashMap<ConnectionId, Sender<Out>>>>;
 
 /// Keeps many connections. Dropping it closes them all.
 pub struct Server<Out, In> {
-    address: Address,
+    addresses: Vec<Address>,
     senders: Senders<Out>,
     events: mpsc::Receiver<Queued<In>>,
     closing: watch::Sender<bool>,
@@ -48,7 +53,7 @@ pub struct Server<Out, In> {
 
 impl<Out, In> std::fmt::Debug for Server<Out, In> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Server").field("address", &self.address).finish_non_exhaustive()
+        f.debug_struct("Server").field("addresses", &self.addresses).finish_non_exhaustive()
     }
 }
 
@@ -66,14 +71,26 @@ where
         admit: impl Fn(&Pending) -> Result<(), String> + Send + 'static,
         ready: impl Fn() + Clone + Send + Sync + 'static,
     ) -> Result<Self> {
-        let listener = Listener::bind(address, credentials, limits).await?;
-        let address = listener.address().clone();
+        let endpoints = vec![Endpoint::Bind(address.clone())];
+        Self::open(endpoints, credentials, limits, admit, ready).await
+    }
+
+    /// The same at several places.
+    pub async fn open(
+        endpoints: Vec<Endpoint>,
+        credentials: Credentials,
+        limits: Limits,
+        admit: impl Fn(&Pending) -> Result<(), String> + Send + 'static,
+        ready: impl Fn() + Clone + Send + Sync + 'static,
+    ) -> Result<Self> {
+        let listener = Listener::open(endpoints, credentials, limits).await?;
+        let addresses = listener.addresses().to_vec();
         let senders = Senders::default();
         let (queue, events) = mpsc::channel(limits.queue.max(1));
         let (closing, closed) = watch::channel(false);
         let kept = Arc::clone(&senders);
         let task = tokio::spawn(async move { serve(listener, kept, queue, closed, admit, ready).await });
-        Ok(Self { address, senders, events, closing, task: Some(task) })
+        Ok(Self { addresses, senders, events, closing, task: Some(task) })
     }
 
     /// The next event; none once the server is closed and everything was read. Cancel safe.
@@ -106,9 +123,14 @@ impl<Out, In> Server<Out, In> {
         }
     }
 
-    /// Where it listens.
-    pub const fn address(&self) -> &Address {
-        &self.address
+    /// Where it listens (first).
+    pub fn address(&self) -> &Address {
+        &self.addresses[0]
+    }
+
+    /// Everywhere it listens, in the order of its endpoints.
+    pub fn addresses(&self) -> &[Address] {
+        &self.addresses
     }
 
     /// Stops listening and closes every connection, after what is queued for it; waits for that.
@@ -171,9 +193,10 @@ async fn serve<Out, In>(
                 drop(pending.refuse(reason).await);
                 return;
             }
-            let peer = pending.peer().clone();
+            let certificate = pending.peer_name().map(str::to_owned);
+            let opened = ServerEvent::Opened { peer: pending.peer().clone(), certificate };
             let Ok(channel) = pending.welcome().await else { return };
-            keep(id, peer, channel, senders, queue, ready, &mut closing).await;
+            keep(id, opened, channel, senders, queue, ready, &mut closing).await;
         });
     }
     listener.close().await;
@@ -182,7 +205,7 @@ async fn serve<Out, In>(
 
 async fn keep<Out, In>(
     id: ConnectionId,
-    peer: Peer,
+    opened: ServerEvent<In>,
     channel: Channel<Out, In>,
     senders: Senders<Out>,
     queue: mpsc::Sender<Queued<In>>,
@@ -199,7 +222,7 @@ async fn keep<Out, In>(
         drop(queue.send(Queued { connection: id, event, _held: held }).await);
         ready();
     };
-    push(ServerEvent::Opened(peer), None).await;
+    push(opened, None).await;
     let error = loop {
         tokio::select! {
             biased;

@@ -1,12 +1,13 @@
 //! `lighthouse.json`: what one lighthouse is told at its start.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::Deserialize;
 
 use super::quorum::Options;
+use crate::wire::one_or_several;
 use crate::wire::tls::Identity;
 use crate::{Error, ErrorKind, Result};
 
@@ -28,9 +29,10 @@ pub struct Config {
     /// Address to bind where no listening socket is inherited.
     #[serde(default = "default_listen")]
     pub listen: SocketAddr,
-    /// Address of the control channel, `unix:<path>` or `tls:<host>:<port>`; none: nobody can evict.
-    #[serde(default)]
-    pub control: Option<String>,
+    /// Addresses of the control channel, `unix:<path>` or `tls:<host>:<port>`, one or several; none: nobody can evict.
+    /// In place of (the first) `tls:` one stands a second inherited socket, where there is one.
+    #[serde(default, deserialize_with = "one_or_several")]
+    pub control: Vec<String>,
     /// File that keeps quorum ids and fences over restarts; none: they last as long as the process.
     #[serde(default)]
     pub state: Option<PathBuf>,
@@ -51,6 +53,10 @@ pub struct Config {
     /// Command of the helper that serves a TCPStore for each quorum; none: each quorum has its members' own stores.
     #[serde(default)]
     pub store_argv: Option<Vec<String>>,
+    /// Where it listens: an address of this machine that the ranks of all hosts reach; absent: that of the lighthouse,
+    /// and where this is not loopback, nowhere. Stores know no authentication.
+    #[serde(default)]
+    pub address: Option<IpAddr>,
     /// `PATH` of that helper; none: this process's own.
     #[serde(default)]
     pub store_path: Option<String>,
@@ -89,6 +95,9 @@ impl Config {
         }
         if config.store_argv.as_ref().is_some_and(Vec::is_empty) {
             return Err(invalid("store_argv is empty"));
+        }
+        if config.address.is_some_and(|address| address.is_unspecified()) {
+            return Err(invalid("address is no address that ranks can dial"));
         }
         if config.run_id.is_empty() {
             return Err(invalid("run_id is empty"));
@@ -169,6 +178,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn control_is_one_address_or_several() {
+        for (given, read) in [
+            ("null", &[][..]),
+            (r#""unix:/a""#, &["unix:/a"]),
+            (r#"["unix:/a", "tls:127.0.0.1:0"]"#, &["unix:/a", "tls:127.0.0.1:0"]),
+        ] {
+            let json = format!(r#"{{"run_id": "a", "min_replicas": 1, "control": {given}}}"#);
+            assert_eq!(Config::parse(&json).expect("parses").control, read);
+        }
+    }
+
+    #[test]
     fn what_is_left_out_takes_its_default() {
         let config = Config::parse(r#"{"run_id": "a", "min_replicas": 2}"#).expect("parses");
         let options = config.options().expect("options");
@@ -192,6 +213,7 @@ mod tests {
             (r#"{"run_id": "a", "min_replicas": 1, "kind": "torchft"}"#, "kind"),
             (r#"{"run_id": "", "min_replicas": 1}"#, "run_id"),
             (r#"{"run_id": "a", "min_replicas": 1, "store_argv": []}"#, "store_argv"),
+            (r#"{"run_id": "a", "min_replicas": 1, "address": "0.0.0.0"}"#, "address"),
         ];
         for (json, named) in cases {
             let error = Config::parse(json).expect_err(json);

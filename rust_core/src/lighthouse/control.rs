@@ -1,4 +1,4 @@
-//! The control channel: supervisors tell who died, and hear of it. Unix socket, token, one answer a request.
+//! The control channel: supervisors tell who died, and hear of it. Unix sockets and TLS, token, one answer a request.
 
 use std::time::Instant;
 

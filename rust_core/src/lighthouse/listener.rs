@@ -3,15 +3,13 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener};
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::fd::RawFd;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use nix::fcntl::{FcntlArg, FdFlag, fcntl};
-use nix::sys::socket::{getsockopt, sockopt};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Sleep, sleep};
@@ -21,6 +19,7 @@ use tokio_stream::Stream;
 use tonic::transport::server::Connected;
 
 use super::registry::ConnectionId;
+use crate::wire::inherited::{self, LISTEN_FD_ENV, LISTEN_FDS_ENV};
 use crate::{Error, ErrorKind, Result};
 
 /// Open connections beyond which newcomers are closed at once.
@@ -28,9 +27,6 @@ const MAX_CONNECTIONS: usize = 16_384;
 
 /// Pause after an accept that failed for want of descriptors or memory.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(50);
-
-/// Environment variable with the number of an inherited listening socket.
-pub const LISTEN_FD_ENV: &str = "SKY_MONARCH_LISTEN_FD";
 
 /// The inherited socket where `SKY_MONARCH_LISTEN_FD` names one (it stays open with the agent while we are down, so
 /// that nobody is refused), else one bound to `address`.
@@ -53,7 +49,7 @@ pub fn open(
         Err(Error::new(ErrorKind::InvalidInput, OPERATION, message))
     };
     let listener = match environment.get(LISTEN_FD_ENV) {
-        Some(number) => inherit(number)?,
+        Some(number) => inherit(LISTEN_FD_ENV, number, 0)?,
         None => {
             loopback_only(address)?;
             StdListener::bind(address).map_err(|error| {
@@ -66,28 +62,26 @@ pub fn open(
     Ok(listener)
 }
 
-fn inherit(number: &str) -> Result<StdListener> {
+/// The second inherited socket, for the control channel; none where there is only one.
+pub fn inherited_control(environment: &BTreeMap<String, String>) -> Result<Option<StdListener>> {
+    let count = environment.get(LISTEN_FDS_ENV).map_or("1", String::as_str);
+    match (environment.get(LISTEN_FD_ENV), count) {
+        (Some(first), "2") => inherit(LISTEN_FD_ENV, first, 1).map(Some),
+        (_, "1") => Ok(None),
+        _ => {
+            let message = format!("{LISTEN_FDS_ENV}={count}: a lighthouse has one socket or two");
+            Err(Error::new(ErrorKind::InvalidInput, "inherit the lighthouse's ports", message))
+        }
+    }
+}
+
+fn inherit(name: &str, number: &str, offset: RawFd) -> Result<StdListener> {
     const OPERATION: &str = "inherit the lighthouse's port";
-    let invalid = |why: &str| {
-        Error::new(ErrorKind::InvalidInput, OPERATION, format!("{LISTEN_FD_ENV}={number}: {why}"))
-    };
-    let fd: RawFd =
-        number.parse().ok().filter(|fd| *fd > 2).ok_or_else(|| invalid("no descriptor above 2"))?;
-    // SAFETY: only queries the number; a closed descriptor answers EBADF.
-    let open = unsafe { libc::fcntl(fd, libc::F_GETFD) };
-    if open == -1 {
-        return Err(invalid("not open"));
-    }
-    // SAFETY: the descriptor is open, and the agent passed it for us to own: nothing else in this process uses it.
-    let owned = unsafe { OwnedFd::from_raw_fd(fd) };
-    if !getsockopt(&owned, sockopt::AcceptConn).unwrap_or(false) {
-        // not ours after all: leave it as it was
-        std::mem::forget(owned);
-        return Err(invalid("no listening socket"));
-    }
-    fcntl(&owned, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC))
-        .map_err(|errno| Error::io(OPERATION, errno.into()))?;
-    Ok(StdListener::from(owned))
+    let invalid =
+        |why: &str| Error::new(ErrorKind::InvalidInput, OPERATION, format!("{name}={number}: {why}"));
+    let first: RawFd = number.parse().map_err(|_| invalid("no number"))?;
+    let fd = first.checked_add(offset).ok_or_else(|| invalid("no descriptor"))?;
+    inherited::listener(fd).map_err(|error| invalid(error.message()))
 }
 
 /// Told when a connection ends.
@@ -254,8 +248,11 @@ impl AsyncWrite for Connection {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::os::fd::{AsRawFd, IntoRawFd};
+
+    use nix::fcntl::{FcntlArg, fcntl};
+
+    use super::*;
 
     fn any() -> SocketAddr {
         SocketAddr::from(([127, 0, 0, 1], 0))

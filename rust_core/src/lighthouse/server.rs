@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ use super::secured::Secured;
 use super::service::Shared;
 use super::stores::{Command, Stores};
 use super::{control, http};
-use crate::channel::{self, Credentials, Limits};
+use crate::channel::{self, Credentials, Endpoint, Limits};
 use crate::wire::{Address, tls};
 use crate::{Error, ErrorKind, Result};
 
@@ -46,6 +46,8 @@ pub struct Server {
     tls: Option<TlsAcceptor>,
     control: Option<channel::Listener>,
     stores: Option<(Stores, Command)>,
+    /// Where stores are served, where the configuration says so.
+    stores_at: Option<IpAddr>,
     shared: Shared,
     token: Option<String>,
     run_id: String,
@@ -54,15 +56,15 @@ pub struct Server {
 impl Server {
     /// Reads token and state, and binds the port and the control channel. Must run inside a Tokio runtime.
     ///
-    /// `environment` may name an inherited listening socket ([`listener::LISTEN_FD_ENV`]).
+    /// `environment` may name inherited listening sockets ([`crate::wire::inherited`]).
     pub async fn open(config: &Config, environment: &BTreeMap<String, String>) -> Result<Self> {
         const OPERATION: &str = "open the lighthouse";
         let (token, identity) = match config.read_secrets()? {
             Some(Secrets { token, identity }) => (Some(token), identity),
             None => (None, None),
         };
-        let control = config.control.as_deref().map(str::parse::<Address>).transpose()?;
-        if control.is_some() && token.is_none() {
+        let control = config.control.iter().map(|text| text.parse()).collect::<Result<Vec<Address>>>()?;
+        if !control.is_empty() && token.is_none() {
             return Err(Error::new(
                 ErrorKind::InvalidInput,
                 OPERATION,
@@ -93,17 +95,21 @@ impl Server {
         let closing = shared.clone();
         let on_close: OnClose = Arc::new(move |connection| closing.lock().disconnected(connection));
         let incoming = Incoming::new(bound, on_close)?;
-        let control = match (control, &token) {
-            (Some(at), Some(token)) => {
+        let endpoints = endpoints(control, listener::inherited_control(environment)?)?;
+        let control = match &token {
+            Some(token) if !endpoints.is_empty() => {
                 let limits =
                     Limits { max_connections: MAX_SUPERVISORS, queue: SUPERVISOR_QUEUE, ..Limits::default() };
                 let credentials = Credentials { identity, ..Credentials::new(&config.run_id, token) };
-                Some(channel::Listener::bind(&at, credentials, limits).await?)
+                Some(channel::Listener::open(endpoints, credentials, limits).await?)
             }
             _ => None,
         };
-        tracing::info!(%address, control = config.control, run_id = config.run_id, auth = token.is_some(), tls = tls.is_some(), "lighthouse is up");
-        Ok(Self { address, incoming, tls, control, stores, shared, token, run_id: config.run_id.clone() })
+        let supervised = control.iter().flat_map(channel::Listener::addresses).map(ToString::to_string);
+        let supervised = supervised.collect::<Vec<_>>().join(" ");
+        tracing::info!(%address, control = supervised, run_id = config.run_id, auth = token.is_some(), tls = tls.is_some(), "lighthouse is up");
+        let (stores_at, run_id) = (config.address, config.run_id.clone());
+        Ok(Self { address, incoming, tls, control, stores, stores_at, shared, token, run_id })
     }
 
     /// The address that managers reach it at.
@@ -135,7 +141,7 @@ impl Server {
         // On a task of its own: what it does to its helper takes a moment, and ends with the guard.
         let _keeper = self.stores.map(|(stores, command)| {
             let mut keeper = JoinSet::new();
-            keeper.spawn(stores.keep(self.address.ip(), command));
+            keeper.spawn(stores.keep(self.address.ip(), self.stores_at, command));
             keeper
         });
         tokio::select! {
@@ -146,4 +152,18 @@ impl Server {
             () = self.shared.run_timer() => Ok(()),
         }
     }
+}
+
+/// Where supervisors dial: as configured, but on the inherited socket in place of the (first) address beyond unix.
+fn endpoints(control: Vec<Address>, mut inherited: Option<std::net::TcpListener>) -> Result<Vec<Endpoint>> {
+    let endpoint = |address| match address {
+        Address::Tls { .. } => inherited.take().map_or(Endpoint::Bind(address), Endpoint::Inherited),
+        Address::Unix(_) => Endpoint::Bind(address),
+    };
+    let endpoints = control.into_iter().map(endpoint).collect();
+    if inherited.is_some() {
+        let message = "a second socket was inherited, but no address in `control` begins with `tls:`";
+        return Err(Error::new(ErrorKind::InvalidInput, "open the lighthouse", message));
+    }
+    Ok(endpoints)
 }

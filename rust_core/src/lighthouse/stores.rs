@@ -9,7 +9,7 @@
 //! A quorum never waits: it takes a store that is served already, or none, and then the members' own stores stay
 //! in it, as with TorchFT. The store of a quorum that lost a member is closed at once; its port then answers the
 //! greeting of TCPStore clients and hangs up, since a refused connection would be tried again until their timeout.
-//! TCPStores know no authentication: they are served on loopback only.
+//! TCPStores know no authentication: they are served on loopback only, unless the configuration names an address.
 
 mod helper;
 mod tombstone;
@@ -110,8 +110,11 @@ impl Stores {
     }
 
     /// Keeps a helper running and stores ready, for ever; gives up (logged once) where no helper comes to serve one.
-    pub async fn keep(self, host: IpAddr, command: Command) {
-        if !host.is_loopback() {
+    ///
+    /// They are served at `chosen`, else where the lighthouse is, at `lighthouse`.
+    pub async fn keep(self, lighthouse: IpAddr, chosen: Option<IpAddr>, command: Command) {
+        let host = chosen.unwrap_or(lighthouse);
+        if chosen.is_none() && !host.is_loopback() {
             tracing::warn!(%host, "no stores for quorums: TCPStores know no authentication, and this is not loopback");
             return;
         }

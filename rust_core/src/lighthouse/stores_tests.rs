@@ -19,7 +19,7 @@ async fn where_no_helper_comes_a_quorum_gets_no_store_and_no_more_are_tried() {
     let tries = folder.path().join("tries");
     let script = format!("echo x >> {}", tries.display());
     let stores = Stores::default();
-    let keeper = tokio::spawn(stores.clone().keep(LOOPBACK, command(&["sh", "-c", &script])));
+    let keeper = tokio::spawn(stores.clone().keep(LOOPBACK, None, command(&["sh", "-c", &script])));
     assert!(!tries.exists(), "nobody has asked for a store");
     stores.want();
     let count = || std::fs::read_to_string(&tries).map_or(0, |text| text.lines().count());
@@ -35,12 +35,17 @@ async fn where_no_helper_comes_a_quorum_gets_no_store_and_no_more_are_tried() {
 }
 
 #[tokio::test]
-async fn stores_are_served_on_loopback_only() {
+async fn stores_are_served_on_loopback_or_where_the_configuration_says() {
     let stores = Stores::default();
     stores.want();
     let everywhere = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
     // it would go on for ever: the program exists
-    timeout(LONG, stores.keep(everywhere, command(&["sleep", "1000"]))).await.expect("gives up");
+    timeout(LONG, stores.clone().keep(everywhere, None, command(&["sleep", "1000"])))
+        .await
+        .expect("gives up");
+    // And here it does.
+    let keeping = stores.keep(everywhere, Some(LOOPBACK), command(&["sleep", "1000"]));
+    timeout(Duration::from_millis(200), keeping).await.expect_err("waits for its helper");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -27,6 +27,18 @@ pub enum Command {
     Release,
     /// Read captured output; answered by [`Report::LogChunk`].
     ReadLog(LogRead),
+    /// Find out whether this host reaches others; answered by [`Event::Reached`](super::Event::Reached).
+    Probe {
+        /// The others.
+        targets: Vec<ProbeTarget>,
+        /// Longest wait for any of them.
+        deadline_s: f64,
+    },
+    /// The controller hangs up. A reason that begins with [`FENCED`](super::FENCED) is for good.
+    Dropped {
+        /// Why.
+        reason: String,
+    },
     /// Events up to `seq` are durable at the controller.
     Ack {
         /// Highest sequence number stored.
@@ -39,6 +51,18 @@ pub enum Command {
         /// Shown in the events.
         reason: String,
     },
+}
+
+/// A host to be reached.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProbeTarget {
+    /// Its name.
+    pub host: String,
+    /// Which attempt at it: who answers must have the certificate of that one. As its agent said in its Hello.
+    #[serde(default)]
+    pub attempt: u32,
+    /// Where its agent answers, `address:port`. As its agent said in its Hello.
+    pub address: String,
 }
 
 /// How a host is prepared.

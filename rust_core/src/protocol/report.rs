@@ -63,6 +63,21 @@ pub struct Memory {
     pub limit_of: String,
 }
 
+/// Whether one host was reached.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Reached {
+    /// Its name.
+    pub host: String,
+    /// Where it was looked for.
+    pub address: String,
+    /// Bytes went there and came back, and who sent them back is who it should be.
+    pub ok: bool,
+    /// Why not, naming both hosts and addresses.
+    pub error: Option<String>,
+    /// Time that a connect took.
+    pub rtt_s: Option<f64>,
+}
+
 /// How a generation got its state from a donor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Heal {
@@ -299,6 +314,13 @@ pub enum Event {
         /// It had ended in order, done or stopped on request: it left.
         #[serde(default)]
         orderly: bool,
+    },
+    /// Answer to [`Command::Probe`](super::Command::Probe).
+    Reached {
+        /// The address that this host tried from.
+        from: String,
+        /// What came of each target, in the order of the question.
+        targets: Vec<Reached>,
     },
     /// Processes of this run that no agent owned were found and ended.
     Swept {

@@ -4,6 +4,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use serde::{Deserialize, Deserializer};
+
 use crate::{Error, ErrorKind, Result};
 
 /// Longest path of a unix socket: `sun_path` has 108 bytes, one of them for the final NUL.
@@ -21,6 +23,21 @@ pub enum Address {
         /// Port; 0 lets a listener choose.
         port: u16,
     },
+}
+
+/// Reads a text, a list of texts or nothing: for fields that held one address before they held several.
+pub(crate) fn one_or_several<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Form {
+        One(String),
+        Several(Vec<String>),
+    }
+    Ok(match Option::deserialize(from)? {
+        None => Vec::new(),
+        Some(Form::One(one)) => vec![one],
+        Some(Form::Several(several)) => several,
+    })
 }
 
 impl FromStr for Address {

@@ -1,6 +1,7 @@
 //! Streams: dialled or accepted, and authenticated as far as the transport can.
 
 use std::io;
+use std::net::TcpListener as StdListener;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
@@ -15,6 +16,9 @@ use crate::{Error, ErrorKind, Result};
 
 /// Seconds of silence before TCP asks whether the peer's host still lives, between questions, and questions.
 const KEEPALIVE: (u32, u32, u32) = (5, 2, 3);
+/// What was sent and stays unacknowledged for so long, in milliseconds, ends the connection. Without it a host that
+/// talks all the time would never ask, and would take itself for connected for a quarter of an hour.
+const UNACKNOWLEDGED_MS: u32 = 15_000;
 
 /// What a stream reads and writes.
 trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -120,6 +124,17 @@ impl Acceptor {
         }
     }
 
+    /// Serves a TCP socket that listens already.
+    pub fn inherit(listener: StdListener, identity: Option<&Identity>) -> Result<Self> {
+        const OPERATION: &str = "listen";
+        let acceptor = tls::acceptor(needed(identity)?)?;
+        listener.set_nonblocking(true).map_err(|error| Error::io(OPERATION, error))?;
+        let listener = TcpListener::from_std(listener).map_err(|error| Error::io(OPERATION, error))?;
+        let at = listener.local_addr().map_err(|error| Error::io(OPERATION, error))?;
+        let address = Address::Tls { host: at.ip().to_string(), port: at.port() };
+        Ok(Self { socket: Socket::Tls(listener, acceptor), address })
+    }
+
     /// Where it listens: the port that was chosen in place of 0.
     pub const fn address(&self) -> &Address {
         &self.address
@@ -161,7 +176,7 @@ impl Incoming {
     }
 }
 
-/// Small frames go out at once, and a peer whose host vanished is noticed within half a minute of silence.
+/// Small frames go out at once, and a peer whose host vanished is noticed within a quarter of a minute.
 fn keep_alive(stream: &TcpStream) -> Result<()> {
     stream.set_nodelay(true).map_err(|error| Error::io("set up a connection", error))?;
     let (idle, interval, count) = KEEPALIVE;
@@ -170,6 +185,7 @@ fn keep_alive(stream: &TcpStream) -> Result<()> {
         .and_then(|()| setsockopt(&fd, sockopt::TcpKeepIdle, &idle))
         .and_then(|()| setsockopt(&fd, sockopt::TcpKeepInterval, &interval))
         .and_then(|()| setsockopt(&fd, sockopt::TcpKeepCount, &count))
+        .and_then(|()| setsockopt(&fd, sockopt::TcpUserTimeout, &UNACKNOWLEDGED_MS))
         .map_err(|errno| Error::io("set up a connection", errno.into()))
 }
 

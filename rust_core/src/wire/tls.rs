@@ -25,6 +25,7 @@ const CLOCK_SKEW: Duration = Duration::from_secs(300);
 
 /// A run's certificate authority: exists once, where the run was launched.
 pub struct Authority {
+    run_id: String,
     issuer: Issuer<'static, KeyPair>,
     ca_pem: String,
     expires: SystemTime,
@@ -33,6 +34,25 @@ pub struct Authority {
 impl fmt::Debug for Authority {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Authority").field("expires", &self.expires).finish_non_exhaustive()
+    }
+}
+
+/// An authority as it is kept over the life of a process. Secret.
+#[derive(Clone, Serialize, Deserialize)]
+pub struct KeptAuthority {
+    /// The run.
+    pub run_id: String,
+    /// Its own certificate, PEM.
+    pub ca_pem: String,
+    /// Its private key, PEM.
+    pub key_pem: String,
+    /// Unix time at which it, and all that it issues, ceases to be valid.
+    pub expires_s: u64,
+}
+
+impl fmt::Debug for KeptAuthority {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KeptAuthority").field("run_id", &self.run_id).finish_non_exhaustive()
     }
 }
 
@@ -63,14 +83,36 @@ impl Authority {
     /// A fresh authority for one run, good for `lifetime` from now.
     pub fn new(run_id: &str, lifetime: Duration) -> Result<Self> {
         const MAKE: &str = "make a certificate authority";
-        let expires = SystemTime::now() + lifetime;
-        let mut params =
-            params(&format!("sky-monarch {run_id}"), Vec::new(), expires).map_err(|e| cannot(MAKE, e))?;
-        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let expires = SystemTime::now().checked_add(lifetime).ok_or_else(|| cannot(MAKE, "it never ends"))?;
+        let params = ca_params(run_id, expires).map_err(|error| cannot(MAKE, error))?;
         let key = KeyPair::generate().map_err(|error| cannot(MAKE, error))?;
         let ca_pem = params.self_signed(&key).map_err(|error| cannot(MAKE, error))?.pem();
-        Ok(Self { issuer: Issuer::new(params, key), ca_pem, expires })
+        Ok(Self { run_id: run_id.to_owned(), issuer: Issuer::new(params, key), ca_pem, expires })
+    }
+
+    /// What another process makes the same authority of.
+    pub fn keep(&self) -> KeptAuthority {
+        let expires = self.expires.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        KeptAuthority {
+            run_id: self.run_id.clone(),
+            ca_pem: self.ca_pem.clone(),
+            key_pem: self.issuer.key().serialize_pem(),
+            expires_s: expires.as_secs(),
+        }
+    }
+
+    /// The authority that was kept.
+    pub fn from_kept(kept: KeptAuthority) -> Result<Self> {
+        const TAKE: &str = "take up a certificate authority";
+        let KeptAuthority { run_id, ca_pem, key_pem, expires_s } = kept;
+        let expires = SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(expires_s));
+        let expires = expires.ok_or_else(|| cannot(TAKE, "it never ends"))?;
+        CertificateDer::from_pem_slice(ca_pem.as_bytes()).map_err(|error| cannot(TAKE, error))?;
+        // The words of the error could repeat the key.
+        let key = KeyPair::from_pem(&key_pem).map_err(|_| cannot(TAKE, "its key is damaged"))?;
+        // A certificate names its issuer by these, so they need not be read out of the authority's own.
+        let params = ca_params(&run_id, expires).map_err(|error| cannot(TAKE, error))?;
+        Ok(Self { run_id, issuer: Issuer::new(params, key), ca_pem, expires })
     }
 
     /// A certificate for the peer `name` (a DNS label: letters, digits, hyphens), good as long as the authority.
@@ -96,6 +138,13 @@ impl Authority {
             key_pem: key.serialize_pem(),
         })
     }
+}
+
+fn ca_params(run_id: &str, expires: SystemTime) -> Result<CertificateParams, rcgen::Error> {
+    let mut params = params(&format!("sky-monarch {run_id}"), Vec::new(), expires)?;
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    Ok(params)
 }
 
 fn params(

@@ -36,6 +36,8 @@ pub struct Scene {
     pub run_id: String,
     pub heard: Arc<Mutex<Heard>>,
     pub mutant: Option<&'static str>,
+    /// With which words the controller refuses whoever dials; none: it welcomes all.
+    pub refusal: Arc<Mutex<Option<String>>>,
     commands: Arc<Mutex<Option<mpsc::UnboundedSender<Command>>>>,
     agent: Option<Child>,
     next_request: u64,
@@ -59,12 +61,23 @@ impl Scene {
         std::fs::write(path("agent.json"), config.to_string()).expect("a file");
         let heard = Arc::default();
         let commands = Arc::default();
+        let refusal = Arc::<Mutex<Option<String>>>::default();
         let address: Address = format!("unix:{}", path("controller.sock")).parse().expect("an address");
         let listener = Listener::bind(&address, Credentials::new(run_id.clone(), TOKEN), Limits::default());
         let listener = listener.await.expect("a free address");
-        let controller = tokio::spawn(control(listener, Arc::clone(&heard), Arc::clone(&commands)));
-        let mut scene =
-            Self { folder, run_id, heard, mutant, commands, agent: None, next_request: 0, controller };
+        let controller =
+            tokio::spawn(control(listener, Arc::clone(&heard), Arc::clone(&commands), Arc::clone(&refusal)));
+        let mut scene = Self {
+            folder,
+            run_id,
+            heard,
+            mutant,
+            refusal,
+            commands,
+            agent: None,
+            next_request: 0,
+            controller,
+        };
         scene.start_agent();
         scene
     }
@@ -228,8 +241,14 @@ async fn control(
     mut listener: Listener,
     heard: Arc<Mutex<Heard>>,
     commands: Arc<Mutex<Option<mpsc::UnboundedSender<Command>>>>,
+    refusal: Arc<Mutex<Option<String>>>,
 ) {
     while let Ok(pending) = listener.accept().await {
+        let refused = refusal.lock().expect("no poison").clone();
+        if let Some(reason) = refused {
+            let _ = pending.refuse(reason).await;
+            continue;
+        }
         heard.lock().expect("no poison").hellos.push(pending.peer().clone());
         let Ok(mut channel): Result<Channel<Command, Report>, _> = pending.welcome().await else { continue };
         let (tell, mut told) = mpsc::unbounded_channel();

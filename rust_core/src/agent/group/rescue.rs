@@ -45,7 +45,8 @@ impl Rescue {
             |GroupSnapshot { generation, pids, .. }| (generation, pids),
         );
         let evicting = async {
-            match self.evictor.retire(replica, seconds(context.limits.evict_s)).await {
+            let (may, limit) = (context.may_be_replaced(), seconds(context.limits.evict_s));
+            match self.evictor.retire(replica, generation, may, limit).await {
                 Ok(Eviction::Known(quorum_id)) => {
                     context.outbox.emit(Event::Evicted { replica, generation, quorum_id, orderly: false });
                     if let Some(quorum_id) = quorum_id {
