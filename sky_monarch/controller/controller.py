@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import time
@@ -19,10 +20,14 @@ import structlog
 
 from sky_monarch.controller import model
 from sky_monarch.controller.agents import Agents, Incoming
+from sky_monarch.controller.clocks import HostClocks
+from sky_monarch.controller.enrolment import Issuer
+from sky_monarch.controller.hosts import fence_reason
 from sky_monarch.controller.journal import Journal
 from sky_monarch.controller.logs import LogReader, Process
 from sky_monarch.controller.memory import Memory
 from sky_monarch.controller.plans import Plans
+from sky_monarch.controller.provisioning import Provisioning
 from sky_monarch.controller.rebuild import lost_row, recall
 from sky_monarch.controller.reserve import Reserve
 from sky_monarch.controller.settings import Settings
@@ -45,6 +50,8 @@ _ACTS = {
     model.StopGroup: "stop_group",
     model.Release: "release",
     model.Shutdown: "shutdown",
+    model.Fence: "fence",
+    model.Probe: "probe",
 }
 
 
@@ -57,10 +64,21 @@ class Controller:
         journal: Of this run; may hold the history of an earlier process.
         agents: The accepting side of the channel.
         lost: What became of the journal before this one; None where nothing is known to be lost.
+        issuer: The authority of the run, where it has one.
+
+    Attributes:
+        hosts: Serves those who provision.
     """
 
     def __init__(
-        self, settings: Settings, plans: Plans, journal: Journal, agents: Agents, *, lost: str | None = None
+        self,
+        settings: Settings,
+        plans: Plans,
+        journal: Journal,
+        agents: Agents,
+        *,
+        lost: str | None = None,
+        issuer: Issuer | None = None,
     ) -> None:
         self._settings = settings
         self._plans = plans
@@ -72,7 +90,7 @@ class Controller:
         self._seqs: dict[int, int] = {}
         self._withheld: dict[str, int] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._outbox: list[tuple[str, Callable[[], Mapping[str, Any]]]] = []
+        self._outbox: list[model.Action] = []
         self._news = asyncio.Event()
         self._final = settings.run_dir / "final.json"
         self._reserve = Reserve(settings.run_dir, groups=self._limits.replicas)
@@ -81,6 +99,16 @@ class Controller:
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.finished = asyncio.Event()
         self.logs = LogReader(self)
+        self._clocks = HostClocks()
+        agents.fenced = self._fenced
+        self.hosts = Provisioning(
+            settings,
+            issuer,
+            memory=lambda: self._memory,
+            record=self._record,
+            news=self._wait_for_news,
+            guarded=self._guarded,
+        )
 
     # --- life ---------------------------------------------------------------------------------------------
 
@@ -91,11 +119,13 @@ class Controller:
         self._record({"event": "controller_started", "pid": os.getpid(), "run_id": self._settings.run_id})
         for name in set(self._memory.timers) - set(self._timers):
             self._arm(name, self._memory.timers[name])  # a full window: nobody was here to serve it
+        self.hosts.start()
         asyncio.get_running_loop().add_reader(self._agents.fileno(), self._guarded(self._readable))
 
     def close(self) -> None:
         """Let go of everything; the run is not ended by it."""
         asyncio.get_running_loop().remove_reader(self._agents.fileno())
+        self.hosts.close()
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
@@ -114,9 +144,14 @@ class Controller:
                 self._record(row)
 
     def _nothing(self) -> Memory:
-        plans = self._plans
-        target, hosts = plans.checkpoint_target, self._settings.hosts
-        return Memory(plans.limits, hosts, has_setup=plans.has_setup, checkpoint_target=target)
+        plans, settings = self._plans, self._settings
+        return Memory(
+            plans.limits,
+            settings.hosts,
+            has_setup=plans.has_setup,
+            checkpoint_target=plans.checkpoint_target,
+            provisioned=settings.provisioned,
+        )
 
     @property
     def _state(self) -> model.State:
@@ -177,6 +212,9 @@ class Controller:
         self._ack(withheld)
 
     def _take(self, item: Incoming, received_ns: int, acks: dict[str, int]) -> None:
+        if item.host in self._settings.provisioned:
+            data = self._clocks.ours(item.incarnation, item.data, received_ns)
+            item = dataclasses.replace(item, data=data)
         match item.kind:
             case "event":
                 self._event(item, received_ns)
@@ -211,6 +249,7 @@ class Controller:
     def _connected(self, item: Incoming) -> None:
         hello = item.data
         self._seqs[item.incarnation] = self._journal.last_seq(item.incarnation)
+        attempt = {"attempt": hello["attempt"], "probe": hello.get("probe")} if hello.get("attempt") else {}
         self._append(
             {
                 "event": "agent_connected",
@@ -221,8 +260,12 @@ class Controller:
                     {**group, "pids": {str(rank): pid for rank, pid in group["pids"].items()}}
                     for group in hello["groups"]
                 ],
+                **attempt,
             }
         )
+
+    def _fenced(self, host: str, attempt: int) -> str | None:
+        return fence_reason(self._state.host(host), attempt, forgotten=self._state.forgotten)
 
     def _event(self, item: Incoming, received_ns: int) -> None:
         seq = item.data["seq"]
@@ -271,20 +314,33 @@ class Controller:
             return
         row: dict[str, Any] = {"event": "command", "command": _ACTS[type(action)], "host": action.host}
         row["reason"] = action.reason
-        for name in ("replica", "generation", "max_restarts", "grace_s"):
+        for name in ("replica", "generation", "max_restarts", "grace_s", "attempt"):
             if hasattr(action, name):
                 row[name] = getattr(action, name)
+        if isinstance(action, model.Probe):
+            row["targets"] = [target.host for target in action.targets]
         self._append(row)  # no act without its row
-        if not isinstance(action, model.Shutdown):
-            # Built when it is sent: a plan holds secrets and is kept nowhere.
-            self._outbox.append((action.host, lambda: self._plans.command(action, fired=self._book.fired)))
+        # Hosts that are to go are told at once, the others last of all, when everything is written down.
+        if not isinstance(action, model.Shutdown) or action.host in self._settings.provisioned:
+            self._outbox.append(action)
+
+    def _tell(self, action: model.Action) -> None:
+        if isinstance(action, model.SetTimer | model.CancelTimer):
+            raise TypeError(f"{type(action).__name__} is not for an agent")
+        if isinstance(action, model.Fence):
+            self._agents.fence(action.host, action.attempt, action.reason)
+            _log.warning("agent fenced", host=action.host, attempt=action.attempt, reason=action.reason)
+            return
+        # Built only now: a plan holds secrets and is kept nowhere.
+        command = self._plans.command(action, fired=self._book.fired)
+        host, replica = action.host, command.get("replica")
+        sent = self._agents.send(host, command)
+        _log.info("told", host=host, command=command["type"], replica=replica, sent=sent)
 
     def _after_commit(self) -> None:
         outbox, self._outbox = self._outbox, []
-        for host, build in outbox:
-            command = build()
-            sent = self._agents.send(host, command)
-            _log.info("told", host=host, command=command["type"], replica=command.get("replica"), sent=sent)
+        for action in outbox:
+            self._tell(action)
         if self._journal.summary_due:
             self._journal.compact(self._memory.summary())
         self._news.set()
@@ -323,7 +379,7 @@ class Controller:
             async with asyncio.timeout(_FOLLOWERS_S):
                 while self.logs.streams:
                     await asyncio.sleep(0.02)
-        waiting = {host.name for host in state.hosts if not host.lost}
+        waiting = {host.name for host in state.hosts if not host.lost and not host.provisioned}
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_WAIT_FOR_AGENTS_S):
                 while waiting:
@@ -364,6 +420,7 @@ class Controller:
             "controller_pid": os.getpid(),
             "agent_pid": self._agents.pid(head),
             "run_dir": str(settings.run_dir),
+            **self.hosts.facts(),
         }
         return self._book.document(self._state, self._limits, facts)
 
@@ -373,13 +430,14 @@ class Controller:
 
     async def more_events(self, after: int, timeout_s: float) -> bool:
         """Wait for an event above ``after``; False where none came in time."""
-        news = self._news
-        if self._journal.last_id > after:
-            return True
+        if self._journal.last_id <= after:
+            await self._wait_for_news(timeout_s)
+        return self._journal.last_id > after
+
+    async def _wait_for_news(self, timeout_s: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await news.wait()
-        return self._journal.last_id > after
+                await self._news.wait()
 
     def ended(self) -> bool:
         """Whether the run is over and its last event is written."""

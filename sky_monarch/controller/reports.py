@@ -10,6 +10,7 @@ from typing import Any
 
 from sky_monarch.controller import model
 from sky_monarch.controller.causes import describe_cause, describe_exit, exit_failed
+from sky_monarch.controller.host_reports import HOST_EVENTS
 from sky_monarch.errors import ProtocolError
 
 __all__ = ["check_hello", "check_report", "policy_event"]
@@ -76,6 +77,18 @@ def _heal(value: object) -> bool:
     )
 
 
+def _reached(value: object) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(one, Mapping)
+        and _text(one.get("host"))
+        and _text(one.get("address"))
+        and _flag(one.get("ok"))
+        and (one.get("error") is None or _text(one["error"]))
+        and (one.get("rtt_s") is None or _number(one["rtt_s"]))
+        for one in value
+    )
+
+
 def _bytes(value: object) -> bool:
     return isinstance(value, bytes)
 
@@ -110,9 +123,11 @@ _EVENTS: dict[str, _Checks] = {
     "group_given_up": {**_WHOSE, "cause": _text, "restarts": _unsigned},
     "group_done": {**_WHOSE, "step": _or_none(_unsigned)},
     "group_stopped": _WHOSE,
+    "host_leaving": {"kind": _or_none(_text), "reason": _text, "grace_s": _number},
     "standby_ready": {"replica": _unsigned, "rank": _unsigned, "pid": _unsigned},
     "injected": {**_RANK, "injection": _unsigned, "fault": _text},
     "evicted": {**_WHOSE, "quorum_id": _or_none(_integer), "orderly": _or_none(_flag)},
+    "reached": {"from": _text, "targets": _reached},
     "swept": {"pids": _pids},
     "notice": {"replica": _or_none(_unsigned), "message": _text},
 }
@@ -201,7 +216,9 @@ def check_hello(peer: object, hosts: Mapping[str, frozenset[int]], *, ranks: int
     """
     if not isinstance(peer, Mapping) or peer.get("role") != "agent":
         raise ProtocolError("only agents dial the controller")
-    _require(peer, {"host": _text, "pid": _unsigned, "incarnation": _unsigned}, "a hello")
+    known: _Checks = {"host": _text, "pid": _unsigned, "incarnation": _unsigned}
+    known |= {"attempt": _or_none(_unsigned), "probe": _or_none(_text), "certificate": _or_none(_text)}
+    _require(peer, known, "a hello")
     replicas = hosts.get(peer["host"])
     if replicas is None:
         raise ProtocolError(f"host {peer['host']!r:.80} is not part of this run")
@@ -244,6 +261,8 @@ def _connected(row: Mapping[str, Any]) -> model.Event:
             )
             for group in row["groups"]
         ),
+        attempt=row.get("attempt", 0),
+        probe=row.get("probe"),
     )
 
 
@@ -263,7 +282,13 @@ def _setup_finished(row: Mapping[str, Any]) -> model.Event:
         failure = "it ran into its time limit"
     elif exit_failed(row["exit"]):
         failure = f"it {describe_exit(row['exit'])}"
-    return model.SetupFinished(host=row["host"], failure=failure)
+    killed = "signal" in row["exit"] and not row["timed_out"]
+    return model.SetupFinished(host=row["host"], failure=failure, killed=killed)
+
+
+def _restart_scheduled(row: Mapping[str, Any]) -> model.Event:
+    # Another host has another clock, and a group may move: windows are of the controller's.
+    return model.RestartScheduled(**_whose(row), mono_ns=row.get("received_ns", row["mono_ns"]))
 
 
 def _rank_exited(row: Mapping[str, Any]) -> model.Event:
@@ -295,10 +320,11 @@ _POLICY: dict[str, Callable[[Mapping[str, Any]], model.Event]] = {
     "ranks_up": lambda row: model.RanksUp(**_whose(row)),
     "first_commit": lambda row: model.FirstCommit(**_whose(row)),
     "generation_ended": lambda row: model.GenerationEnded(**_whose(row), reason=describe_cause(row)),
-    "restart_scheduled": lambda row: model.RestartScheduled(**_whose(row), mono_ns=row["mono_ns"]),
+    "restart_scheduled": _restart_scheduled,
     "group_given_up": lambda row: model.GroupGivenUp(
         **_whose(row), restarts=row["restarts"], reason=describe_cause(row)
     ),
     "group_done": lambda row: model.GroupDone(**_whose(row), step=row["step"]),
     "group_stopped": lambda row: model.GroupStopped(**_whose(row)),
+    **HOST_EVENTS,
 }

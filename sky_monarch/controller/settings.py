@@ -8,11 +8,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sky_monarch.controller.money import Budget
 from sky_monarch.errors import ConfigError
 
 __all__ = ["Settings", "load_settings"]
 
-_LIMITS = frozenset({"agent_lost_s"})
+_LIMITS = frozenset(
+    {
+        "agent_lost_s",
+        "agent_joins_s",
+        "host_backoff_s",
+        "host_backoff_max_s",
+        "linger_s",
+        "probe_s",
+        "reap_s",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +49,12 @@ class Settings:
         injections: Faults to rehearse, as protocol values.
         hosts: Replicas by host; None: all of them on ``local``.
         limits: Bounds of waits that no job sets, in place of those of :class:`model.Limits`.
+        provisioned: Hosts that a launcher makes.
+        choices: How many places the job may run in.
+        budget: What the job may cost.
+        authority: Of the run, as ``Authority.to_json`` kept it; None where agents show no certificates.
+        reached_at: Where hosts dial this controller.
+        version: Of the sky-monarch that launched the run.
     """
 
     run_id: str
@@ -58,6 +75,12 @@ class Settings:
     injections: tuple[Mapping[str, Any], ...]
     hosts: Mapping[str, tuple[int, ...]]
     limits: Mapping[str, float] = field(default_factory=dict)
+    provisioned: frozenset[str] = frozenset()
+    choices: int = 1
+    budget: Budget = Budget()
+    authority: Mapping[str, Any] | None = field(default=None, repr=False)
+    reached_at: str = ""
+    version: str = ""
 
 
 def load_settings(path: Path, environ: Mapping[str, str]) -> Settings:
@@ -65,7 +88,7 @@ def load_settings(path: Path, environ: Mapping[str, str]) -> Settings:
 
     Args:
         path: The file.
-        environ: Holds ``SKY_MONARCH_LIGHTHOUSE_ADDR``.
+        environ: Holds ``SKY_MONARCH_LIGHTHOUSE_ADDR``, and ``SKY_MONARCH_CONTROLLER_ADDR`` beyond one machine.
 
     Raises:
         ConfigError: Something is missing or of the wrong kind; says what and where.
@@ -116,7 +139,51 @@ def load_settings(path: Path, environ: Mapping[str, str]) -> Settings:
         injections=tuple(config.get("injections") or ()),
         hosts=_hosts(config, job, path, job_path),
         limits=_limits(config, path),
+        provisioned=_provisioned(config, path),
+        choices=_whole({"choices": config.get("choices", 1)}, "choices", path),
+        budget=_budget(config.get("budget") or job.get("budget"), path),
+        authority=_authority(private, private_path),
+        reached_at=_reached_at(environ, channel),
+        version=str(run.get("version") or ""),
     )
+
+
+def _provisioned(config: Mapping[str, Any], path: Path) -> frozenset[str]:
+    """Hosts that a launcher makes; whoever lists hosts without a word on that has made them himself."""
+    found = set()
+    for host in config.get("hosts") or ():
+        wanted = host.get("provisioned", False)
+        if not isinstance(wanted, bool):
+            raise ConfigError(f"{path}: provisioned of host {host['name']} is {wanted!r}, not true or false")
+        if wanted and not host["groups"]:
+            raise ConfigError(f"{path}: host {host['name']} is provisioned for no replica group")
+        found |= {str(host["name"])} if wanted else set()
+    return frozenset(found)
+
+
+def _budget(value: object, path: Path) -> Budget:
+    if value is None:
+        return Budget()
+    if not isinstance(value, Mapping) or not value.keys() <= {"max_usd", "max_hours"}:
+        raise ConfigError(f"{path}: budget is not a map of max_usd and max_hours")
+    limits = {name: limit for name, limit in value.items() if limit not in (None, "off")}
+    for name, limit in limits.items():
+        if not isinstance(limit, int | float) or isinstance(limit, bool) or not limit > 0:
+            raise ConfigError(f"{path}: budget.{name} is {limit!r}, not a number above 0")
+    return Budget(**limits)
+
+
+def _authority(private: Mapping[str, Any], path: Path) -> Mapping[str, Any] | None:
+    authority = private.get("authority")
+    if authority is not None and not isinstance(authority, Mapping):
+        raise ConfigError(f"{path}: authority is not a map")
+    return authority
+
+
+def _reached_at(environ: Mapping[str, str], channel: str) -> str:
+    """Where hosts dial: the port that the agent has bound for it, else the socket of this machine."""
+    address = environ.get("SKY_MONARCH_CONTROLLER_ADDR", "")
+    return f"tls:{address}" if address else channel
 
 
 def _limits(config: Mapping[str, Any], path: Path) -> dict[str, float]:
