@@ -22,37 +22,27 @@ from sky_monarch.controller import model
 from sky_monarch.controller.agents import Agents, Incoming
 from sky_monarch.controller.clocks import HostClocks
 from sky_monarch.controller.enrolment import Issuer
+from sky_monarch.controller.farewell import farewell
 from sky_monarch.controller.hosts import fence_reason
 from sky_monarch.controller.journal import Journal
 from sky_monarch.controller.logs import LogReader, Process
 from sky_monarch.controller.memory import Memory
+from sky_monarch.controller.orders import Orders
 from sky_monarch.controller.plans import Plans
 from sky_monarch.controller.provisioning import Provisioning
 from sky_monarch.controller.rebuild import lost_row, recall
 from sky_monarch.controller.reserve import Reserve
 from sky_monarch.controller.settings import Settings
 from sky_monarch.controller.status import StatusBook
+from sky_monarch.controller.timers import Timers
 
 __all__ = ["Controller"]
 
 _log = structlog.get_logger()
 
 _DRAIN_ITEMS = 512
-_FOLLOWERS_S = 5.0
-_AFTER_SHUTDOWN_S = 10.0
-_WAIT_FOR_AGENTS_S = 30.0
-_AGENTS_END_S = 300.0
 _WRITE_AGAIN = "journal"  # beside the policy's timers
 _WRITE_AGAIN_S = 1.0
-_ACTS = {
-    model.Setup: "setup",
-    model.StartGroup: "start_group",
-    model.StopGroup: "stop_group",
-    model.Release: "release",
-    model.Shutdown: "shutdown",
-    model.Fence: "fence",
-    model.Probe: "probe",
-}
 
 
 class Controller:
@@ -89,8 +79,8 @@ class Controller:
         self._memory = self._nothing()
         self._seqs: dict[int, int] = {}
         self._withheld: dict[str, int] = {}
-        self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._outbox: list[model.Action] = []
+        self._timers = Timers()
+        self._orders = Orders(plans, agents, lambda: self._book.fired, settings.provisioned)
         self._news = asyncio.Event()
         self._final = settings.run_dir / "final.json"
         self._reserve = Reserve(settings.run_dir, groups=self._limits.replicas)
@@ -126,9 +116,7 @@ class Controller:
         """Let go of everything; the run is not ended by it."""
         asyncio.get_running_loop().remove_reader(self._agents.fileno())
         self.hosts.close()
-        for timer in self._timers.values():
-            timer.cancel()
-        self._timers.clear()
+        self._timers.close()
         if self._end_task is not None:
             self._end_task.cancel()
         self._agents.close()
@@ -203,10 +191,9 @@ class Controller:
     def _write_again(self) -> None:
         """Try once a second; nothing is lost with this process before it succeeds, but the orders of clients."""
         if not self._journal.retry():
-            act = self._guarded(self._write_again)
-            self._timers[_WRITE_AGAIN] = asyncio.get_running_loop().call_later(_WRITE_AGAIN_S, act)
+            self._timers.arm(_WRITE_AGAIN, _WRITE_AGAIN_S, self._guarded(self._write_again))
             return
-        self._timers.pop(_WRITE_AGAIN, None)
+        self._timers.cancel(_WRITE_AGAIN)
         self._record({"event": "journal_written"})
         withheld, self._withheld = self._withheld, {}
         self._ack(withheld)
@@ -306,41 +293,17 @@ class Controller:
             self._plan_act(action)
 
     def _plan_act(self, action: model.Action) -> None:
-        if isinstance(action, model.SetTimer | model.CancelTimer):
-            if isinstance(action, model.SetTimer):
-                self._arm(action.name, action.delay_s)
-            elif (timer := self._timers.pop(action.name, None)) is not None:
-                timer.cancel()
-            return
-        row: dict[str, Any] = {"event": "command", "command": _ACTS[type(action)], "host": action.host}
-        row["reason"] = action.reason
-        for name in ("replica", "generation", "max_restarts", "grace_s", "attempt"):
-            if hasattr(action, name):
-                row[name] = getattr(action, name)
-        if isinstance(action, model.Probe):
-            row["targets"] = [target.host for target in action.targets]
-        self._append(row)  # no act without its row
-        # Hosts that are to go are told at once, the others last of all, when everything is written down.
-        if not isinstance(action, model.Shutdown) or action.host in self._settings.provisioned:
-            self._outbox.append(action)
-
-    def _tell(self, action: model.Action) -> None:
-        if isinstance(action, model.SetTimer | model.CancelTimer):
-            raise TypeError(f"{type(action).__name__} is not for an agent")
-        if isinstance(action, model.Fence):
-            self._agents.fence(action.host, action.attempt, action.reason)
-            _log.warning("agent fenced", host=action.host, attempt=action.attempt, reason=action.reason)
-            return
-        # Built only now: a plan holds secrets and is kept nowhere.
-        command = self._plans.command(action, fired=self._book.fired)
-        host, replica = action.host, command.get("replica")
-        sent = self._agents.send(host, command)
-        _log.info("told", host=host, command=command["type"], replica=replica, sent=sent)
+        if isinstance(action, model.SetTimer):
+            self._arm(action.name, action.delay_s)
+        elif isinstance(action, model.CancelTimer):
+            self._timers.cancel(action.name)
+        else:
+            row = self._orders.row(action)
+            self._append(row)  # no act without its row
+            self._orders.add(action)
 
     def _after_commit(self) -> None:
-        outbox, self._outbox = self._outbox, []
-        for action in outbox:
-            self._tell(action)
+        self._orders.tell()
         if self._journal.summary_due:
             self._journal.compact(self._memory.summary())
         self._news.set()
@@ -352,14 +315,8 @@ class Controller:
     # --- timers -------------------------------------------------------------------------------------------
 
     def _arm(self, name: str, delay_s: float) -> None:
-        if (timer := self._timers.pop(name, None)) is not None:
-            timer.cancel()
-        fire = self._guarded(lambda: self._fire(name))
-        self._timers[name] = asyncio.get_running_loop().call_later(delay_s, fire)
-
-    def _fire(self, name: str) -> None:
-        self._timers.pop(name, None)
-        self._record({"event": "timer_fired", "timer": name})
+        fire = self._guarded(lambda: self._record({"event": "timer_fired", "timer": name}))
+        self._timers.arm(name, delay_s, fire)
 
     # --- the end ------------------------------------------------------------------------------------------
 
@@ -375,26 +332,7 @@ class Controller:
             _log.info("run ended", state=str(state.phase), reason=state.reason, exit_code=state.exit_code)
         self._ended = True
         self._after_commit()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_FOLLOWERS_S):
-                while self.logs.streams:
-                    await asyncio.sleep(0.02)
-        waiting = {host.name for host in state.hosts if not host.lost and not host.provisioned}
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_WAIT_FOR_AGENTS_S):
-                while waiting:
-                    for name in sorted(waiting):
-                        reason = f"the run is {state.phase}: {state.reason}"
-                        order = {"type": "shutdown", "grace_s": state.grace_s, "reason": reason}
-                        if self._agents.connected(name) and self._agents.send(name, order):
-                            waiting.discard(name)
-                    await asyncio.sleep(0.02)
-        # The agent ends this process last of all; until then it still has events to store.
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_AGENTS_END_S):
-                while any(self._agents.connected(host.name) for host in state.hosts):
-                    await asyncio.sleep(0.1)
-        await asyncio.sleep(_AFTER_SHUTDOWN_S)
+        await farewell(state, self._agents, self.logs)
         self.finished.set()
 
     def _end_done(self, task: asyncio.Task[None]) -> None:
@@ -465,6 +403,10 @@ class Controller:
     def send(self, host: str, command: Mapping[str, Any]) -> bool:
         """Tell a host's agent something; False where it is not connected."""
         return self._agents.send(host, command)
+
+    def awaited(self, host: str) -> bool:
+        """Whether a host is provisioned and its agent is not there: another one may come."""
+        return host in self._settings.provisioned and not self._agents.connected(host)
 
     def generations(self, process: Process) -> tuple[int, ...]:
         """Generations of a process that began, in order; ``setup`` has the one generation 1."""

@@ -26,7 +26,9 @@ _MAX_REASON, _MAX_PLACE = 4000, 200
 _FIELDS = frozenset({"host", "attempt", "state", "kind", "reason", "choice", "place", "usd_per_hour"})
 
 
-def check_host_report(report: Mapping[str, Any], attempts: Mapping[str, int], *, choices: int) -> dict[str, Any]:
+def check_host_report(
+    report: Mapping[str, Any], attempts: Mapping[str, int], *, choices: int
+) -> dict[str, Any]:
     """Check one report before anything is done with it.
 
     Args:

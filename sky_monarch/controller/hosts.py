@@ -12,7 +12,17 @@ from typing import Protocol
 
 from sky_monarch.controller.phases import HostPhase, Reaping, RunPhase, SetupPhase
 
-__all__ = ["Host", "Pair", "Wants", "certificate_name", "fence_reason", "is_wanted", "standing", "wants_differ", "words"]
+__all__ = [
+    "Host",
+    "Pair",
+    "Wants",
+    "certificate_name",
+    "fence_reason",
+    "is_wanted",
+    "standing",
+    "wants_differ",
+    "words",
+]
 
 _OVER = frozenset({HostPhase.WAITING, HostPhase.GIVEN_UP, HostPhase.DOWN})
 
@@ -145,7 +155,8 @@ def wants_differ(before: Wants, after: Wants) -> bool:
     if same and before.hosts is after.hosts:
         return False
     return any(
-        (old.attempt, old.replaces, is_wanted(before, old)) != (new.attempt, new.replaces, is_wanted(after, new))
+        (old.attempt, old.replaces, is_wanted(before, old))
+        != (new.attempt, new.replaces, is_wanted(after, new))
         for old, new in zip(before.hosts, after.hosts, strict=True)
         if new.provisioned and not (same and old is new)
     )

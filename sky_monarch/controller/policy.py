@@ -53,11 +53,9 @@ from sky_monarch.controller.model import (
 )
 from sky_monarch.controller.probing import Probing
 from sky_monarch.controller.turn import agent_timer, count_of
+from sky_monarch.errors import BudgetSpentError
 
-__all__ = ["BUDGET_EXIT_CODE", "Decision", "step"]
-
-BUDGET_EXIT_CODE = 9
-"""What a client exits with where the budget of the job was spent (``errors.BudgetSpentError``)."""
+__all__ = ["Decision", "step"]
 
 _AGE = {GroupPhase.RESTARTING: 1, GroupPhase.STARTING: 2, GroupPhase.RUNNING: 3}
 
@@ -335,7 +333,9 @@ class _Turn(Probing):
     def _budget_spent(self, event: BudgetSpent) -> None:
         if self.state.outcome is None and not self._ending:
             grace_s = self.limits.grace_s
-            self._begin_stop(RunPhase.FAILED, event.reason, grace_s=grace_s, exit_code=BUDGET_EXIT_CODE)
+            self._begin_stop(
+                RunPhase.FAILED, event.reason, grace_s=grace_s, exit_code=BudgetSpentError.exit_code
+            )
 
     def _timer(self, name: str) -> None:
         if self.state.phase.ended:

@@ -25,10 +25,11 @@ from sky_monarch.controller.model import (
 )
 from sky_monarch.controller.turn import agent_timer, count_of, host_timer, probe_timer
 from sky_monarch.controller.verdict import Verdict
+from sky_monarch.errors import CredentialsError, NoCapacityError
 
 __all__ = ["Replacing"]
 
-_NO_CAPACITY, _FAILED = 3, 1
+_NO_CAPACITY, _NO_CREDENTIALS = NoCapacityError.exit_code, CredentialsError.exit_code
 _ATTEMPTS_AFTER_LOSS = 1000
 """First attempt where it is not known which there were: more than there can have been."""
 _ASKED = frozenset({HostPhase.WANTED, HostPhase.LAUNCHING})
@@ -84,7 +85,7 @@ class Replacing(Verdict):
             self._lose(host, why, gone=True, fault=False, pause=True)
             return
         self._vacate(host, why, jump=False)
-        code = _FAILED if kind is FailureKind.CREDENTIALS else _NO_CAPACITY
+        code = _NO_CREDENTIALS if kind is FailureKind.CREDENTIALS else _NO_CAPACITY
         self._give_up_host(self.state.host(host.name), why, exit_code=code)
 
     # --- a host is lost --------------------------------------------------------------------------------------
@@ -117,7 +118,9 @@ class Replacing(Verdict):
             self._give_up_host(host, f"after {count_of(faults, 'attempt')}: {why}", exit_code=_NO_CAPACITY)
         elif tries > 1 or (tries and pause):
             doubled = tries - 1 if pause else tries - 2
-            delay_s = min(self.limits.host_backoff_s * 2.0 ** min(doubled, 30), self.limits.host_backoff_max_s)
+            delay_s = min(
+                self.limits.host_backoff_s * 2.0 ** min(doubled, 30), self.limits.host_backoff_max_s
+            )
             self._host(host.name, phase=HostPhase.WAITING)
             self.actions.append(SetTimer(name=host_timer(host.name), delay_s=delay_s, reason=why))
         else:

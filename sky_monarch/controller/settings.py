@@ -77,7 +77,7 @@ class Settings:
     limits: Mapping[str, float] = field(default_factory=dict)
     provisioned: frozenset[str] = frozenset()
     choices: int = 1
-    budget: Budget = Budget()
+    budget: Budget = field(default_factory=Budget)
     authority: Mapping[str, Any] | None = field(default=None, repr=False)
     reached_at: str = ""
     version: str = ""
