@@ -28,6 +28,7 @@ _EXIT_CODES = {
     RunPhase.CANCELLED: 8,
 }
 _REAP = "reap"
+_MOST_NAMES = 8
 
 
 class Ending(Turn):
@@ -86,7 +87,9 @@ class Ending(Turn):
         return list(standing(self.state)) if self.state.launched else []
 
     def _begin_reaping(self, reason: str) -> None:
-        names = self._host_names(self._left())
+        left = self._left()
+        more = ["others"] if len(left) > _MOST_NAMES else []
+        names = ", ".join([*(host.name for host in left[:_MOST_NAMES]), *more])
         self._change(
             phase=RunPhase.STOPPING,
             reason=f"{reason}; taking down {names}",
@@ -94,7 +97,7 @@ class Ending(Turn):
             reaping=Reaping.SOON,
         )
         # Readers of the output ask the agents for what was printed last.
-        linger_s = self.limits.linger_s if any(host.connected for host in self._left()) else 0.0
+        linger_s = self.limits.linger_s if any(host.connected for host in left) else 0.0
         self.actions.append(SetTimer(name=_REAP, delay_s=linger_s, reason="the last output is still read"))
 
     def _settle_reaping(self) -> None:
