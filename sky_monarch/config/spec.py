@@ -26,6 +26,7 @@ from pydantic import (
 )
 
 from sky_monarch.config import checks, environment
+from sky_monarch.config.budget import Budget
 from sky_monarch.config.checkpoint_target import require_no_credentials
 from sky_monarch.config.fields import (
     Count,
@@ -53,7 +54,7 @@ from sky_monarch.config.resources import Resources
 from sky_monarch.config.sync import EVERY_STEP, read_sync
 from sky_monarch.errors import ConfigError
 
-__all__ = ["Checkpoint", "JobSpec", "Lighthouse", "Logs", "Recovery"]
+__all__ = ["Budget", "Checkpoint", "JobSpec", "Lighthouse", "Logs", "Recovery"]
 
 
 def _variables(value: object) -> dict[str, str]:
@@ -277,6 +278,9 @@ class JobSpec(Part):
 
     logs: Logs = Logs()
     """How much captured output is kept."""
+
+    budget: Budget = Budget()
+    """What a run may cost; then it ends."""
 
     @model_validator(mode="after")
     def _fields_agree(self) -> JobSpec:

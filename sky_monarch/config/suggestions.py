@@ -40,6 +40,11 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
         ),
         **dict.fromkeys(("checkpoints", "ckpt", "checkpointing"), "checkpoint"),
         **dict.fromkeys(("logging", "log"), "logs"),
+        **dict.fromkeys(("cost", "costs", "money", "limits"), "budget"),
+        **dict.fromkeys(("max_cost", "max_price", "max_budget"), "budget.max_usd"),
+        **dict.fromkeys(
+            ("time_limit", "timeout", "max_time", "max_duration", "walltime"), "budget.max_hours"
+        ),
         "setup_timeout": "setup_timeout_s",
         **dict.fromkeys(
             ("sync_mode", "sync_every", "sync_steps", "semi_sync_method", "diloco", "local_steps"), "sync"
@@ -85,6 +90,12 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
         "segment_size": "segment_mib",
         "backups": "segments",
         "max_files": "segments",
+    },
+    "budget": {
+        **dict.fromkeys(
+            ("usd", "max_cost", "dollars", "max_dollars", "cost", "max_price", "money"), "max_usd"
+        ),
+        **dict.fromkeys(("hours", "time", "max_time", "time_limit", "timeout", "lifetime"), "max_hours"),
     },
 }
 """Names of other tools (SkyPilot, torchrun, Slurm, Kubernetes, TorchFT, compose) by section; ``""`` is the

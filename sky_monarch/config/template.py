@@ -64,5 +64,9 @@ run: python train.py             # what each rank runs; a single command gets no
 # logs:                          # captured output, for each rank and generation
 #   segment_mib: 16              # size of one file
 #   segments: 8                  # files kept; the oldest go first
+
+# budget:                        # what a run may cost; then it ends in order
+#   max_usd: off                 # US dollars for all hosts together, as far as their prices are known
+#   max_hours: off               # hours from the launch on
 """
 """Commented text with every field and its default; it is a valid job as it stands."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import os
 import signal
 import socket
@@ -20,6 +21,7 @@ from sky_monarch.actors.channel_server import ChannelServer
 from sky_monarch.controller.agents import Agents
 from sky_monarch.controller.api import make_app
 from sky_monarch.controller.controller import Controller
+from sky_monarch.controller.enrolment import Issuer
 from sky_monarch.controller.plans import Plans
 from sky_monarch.controller.rebuild import open_journal
 from sky_monarch.controller.settings import Settings, load_settings
@@ -90,7 +92,7 @@ async def _serve(settings: Settings, plans: Plans) -> None:
         listener_fd=settings.listener_fd,
     )
     agents = Agents(channel, settings.hosts, ranks=plans.limits.ranks_per_replica)
-    controller = Controller(settings, plans, journal, agents, lost=lost)
+    controller = Controller(settings, plans, journal, agents, lost=lost, issuer=_issuer(settings))
     listener = _listen(settings.api)
     server = _Server(
         uvicorn.Config(
@@ -127,6 +129,15 @@ async def _serve(settings: Settings, plans: Plans) -> None:
             wait.cancel()
         controller.close()
         listener.close()
+
+
+def _issuer(settings: Settings) -> Issuer | None:
+    """The authority of the run, where it has one."""
+    if settings.authority is None:
+        return None
+    module = importlib.import_module("sky_monarch.actors.authority")
+    issuer: Issuer = module.Authority.from_json(settings.authority)
+    return issuer
 
 
 def _listen(path: Path) -> socket.socket:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 __all__ = [
     "Action",
     "CancelTimer",
+    "Fence",
+    "Probe",
+    "ProbeTarget",
     "Release",
     "SetTimer",
     "Setup",
@@ -63,6 +66,34 @@ class Shutdown:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Fence:
+    """Hang up on an agent for good: it ends its ranks and itself. ``attempt`` is the one that it is of."""
+
+    host: str
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeTarget:
+    """A host to be reached, as its agent said where."""
+
+    host: str
+    attempt: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """Let a host try whether it reaches others."""
+
+    host: str
+    targets: tuple[ProbeTarget, ...]
+    deadline_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SetTimer:
     """Send :class:`TimerFired` after ``delay_s``; replaces a timer of the same name."""
 
@@ -78,4 +109,4 @@ class CancelTimer:
     name: str
 
 
-Action = Setup | StartGroup | StopGroup | Release | Shutdown | SetTimer | CancelTimer
+Action = Setup | StartGroup | StopGroup | Release | Shutdown | Fence | Probe | SetTimer | CancelTimer

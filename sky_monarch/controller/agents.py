@@ -6,12 +6,13 @@ with a notice; it can never end the controller.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import structlog
 
+from sky_monarch.controller.hosts import certificate_name
 from sky_monarch.controller.reports import check_hello, check_report
 from sky_monarch.errors import ChannelError, ProtocolError
 
@@ -71,6 +72,7 @@ class _Peer:
     host: str
     incarnation: int
     pid: int
+    attempt: int
 
 
 class Agents:
@@ -80,6 +82,9 @@ class Agents:
         channel: Where they dial.
         hosts: Replicas by host.
         ranks: Ranks in each group.
+
+    Attributes:
+        fenced: Says why an agent of that host and attempt may not speak for it; None where it may.
     """
 
     def __init__(self, channel: Channel, hosts: Mapping[str, tuple[int, ...]], *, ranks: int) -> None:
@@ -88,6 +93,7 @@ class Agents:
         self._ranks = ranks
         self._peers: dict[int, _Peer] = {}
         self._by_host: dict[str, _Peer] = {}
+        self.fenced: Callable[[str, int], str | None] = lambda _host, _attempt: None
 
     def fileno(self) -> int:
         """Readable when :meth:`drain` has something."""
@@ -110,16 +116,24 @@ class Agents:
 
     def _opened(self, connection: int, peer: Any) -> list[Incoming]:
         check_hello(peer, self._hosts, ranks=self._ranks)
-        host, incarnation = peer["host"], peer["incarnation"]
+        host, incarnation, attempt = peer["host"], peer["incarnation"], peer.get("attempt") or 0
+        shown, name = peer.get("certificate"), certificate_name(host, attempt)
+        if shown is not None and shown != name:  # None: it dialled a socket that only this user reaches
+            raise ProtocolError(f"who shows the certificate of {shown!r:.80} says that it is {name}")
+        if (fence := self.fenced(host, attempt)) is not None:
+            raise ProtocolError(fence)
         items: list[Incoming] = []
         known = self._by_host.get(host)
+        if known is not None and known.attempt < attempt:
+            self.fence(host, known.attempt, f"fenced: host {host} is at attempt {attempt}")
+            known = None
         if known is not None and known.incarnation != incarnation:
             # Two agents of one host would each run its groups. The first one's end is noticed by its socket.
             raise ProtocolError(f"host {host} has an agent already, pid {known.pid}")
         if known is not None:
             items += self._closed(known.connection, "the agent dialled again")
             self._channel.disconnect(known.connection, "the agent dialled again")
-        new = _Peer(connection, host, incarnation, peer["pid"])
+        new = _Peer(connection, host, incarnation, peer["pid"], attempt)
         self._peers[connection] = self._by_host[host] = new
         items.append(Incoming(kind="connected", host=host, incarnation=incarnation, data=peer))
         return items
@@ -150,6 +164,13 @@ class Agents:
             data={"reason": why},
         )
         return [refused, *self._closed(connection, why)]
+
+    def fence(self, host: str, attempt: int, reason: str) -> None:
+        """Hang up on the agent of one attempt at a host, for good: what it still says is not heard any more."""
+        peer = self._by_host.get(host)
+        if peer is not None and peer.attempt == attempt:
+            del self._by_host[host], self._peers[peer.connection]
+            self._channel.disconnect(peer.connection, reason)
 
     def connected(self, host: str) -> bool:
         """Whether that host's agent can be told something."""

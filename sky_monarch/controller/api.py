@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from sky_monarch.controller.api_hosts import Hosts, host_routes
 from sky_monarch.controller.logs import Line, LogReader, Process
 from sky_monarch.errors import ChannelError, ConfigError, RunNotFoundError, SkyMonarchError
 
@@ -33,6 +34,11 @@ class Run(Protocol):
     """What the API needs of the controller."""
 
     logs: LogReader
+
+    @property
+    def hosts(self) -> Hosts:
+        """Serves those who provision."""
+        ...
 
     def status(self) -> dict[str, Any]:
         """The RunStatus document."""
@@ -108,6 +114,7 @@ def make_app(run: Run, token: str) -> ASGIApp:
             Route("/v1/logs", logs, methods=["GET"]),
             Route("/v1/logs/raw", raw, methods=["GET"]),
             Route("/v1/down", down, methods=["POST"]),
+            *host_routes(run.hosts, _body),
         ],
         exception_handlers={
             SkyMonarchError: _refused,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import time
@@ -19,33 +20,29 @@ import structlog
 
 from sky_monarch.controller import model
 from sky_monarch.controller.agents import Agents, Incoming
+from sky_monarch.controller.clocks import HostClocks
+from sky_monarch.controller.enrolment import Issuer
+from sky_monarch.controller.farewell import farewell
+from sky_monarch.controller.hosts import fence_reason
 from sky_monarch.controller.journal import Journal
 from sky_monarch.controller.logs import LogReader, Process
 from sky_monarch.controller.memory import Memory
+from sky_monarch.controller.orders import Orders
 from sky_monarch.controller.plans import Plans
+from sky_monarch.controller.provisioning import Provisioning
 from sky_monarch.controller.rebuild import lost_row, recall
 from sky_monarch.controller.reserve import Reserve
 from sky_monarch.controller.settings import Settings
 from sky_monarch.controller.status import StatusBook
+from sky_monarch.controller.timers import Timers
 
 __all__ = ["Controller"]
 
 _log = structlog.get_logger()
 
 _DRAIN_ITEMS = 512
-_FOLLOWERS_S = 5.0
-_AFTER_SHUTDOWN_S = 10.0
-_WAIT_FOR_AGENTS_S = 30.0
-_AGENTS_END_S = 300.0
 _WRITE_AGAIN = "journal"  # beside the policy's timers
 _WRITE_AGAIN_S = 1.0
-_ACTS = {
-    model.Setup: "setup",
-    model.StartGroup: "start_group",
-    model.StopGroup: "stop_group",
-    model.Release: "release",
-    model.Shutdown: "shutdown",
-}
 
 
 class Controller:
@@ -57,10 +54,21 @@ class Controller:
         journal: Of this run; may hold the history of an earlier process.
         agents: The accepting side of the channel.
         lost: What became of the journal before this one; None where nothing is known to be lost.
+        issuer: The authority of the run, where it has one.
+
+    Attributes:
+        hosts: Serves those who provision.
     """
 
     def __init__(
-        self, settings: Settings, plans: Plans, journal: Journal, agents: Agents, *, lost: str | None = None
+        self,
+        settings: Settings,
+        plans: Plans,
+        journal: Journal,
+        agents: Agents,
+        *,
+        lost: str | None = None,
+        issuer: Issuer | None = None,
     ) -> None:
         self._settings = settings
         self._plans = plans
@@ -71,8 +79,8 @@ class Controller:
         self._memory = self._nothing()
         self._seqs: dict[int, int] = {}
         self._withheld: dict[str, int] = {}
-        self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._outbox: list[tuple[str, Callable[[], Mapping[str, Any]]]] = []
+        self._timers = Timers()
+        self._orders = Orders(plans, agents, lambda: self._book.fired, settings.provisioned)
         self._news = asyncio.Event()
         self._final = settings.run_dir / "final.json"
         self._reserve = Reserve(settings.run_dir, groups=self._limits.replicas)
@@ -81,6 +89,16 @@ class Controller:
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.finished = asyncio.Event()
         self.logs = LogReader(self)
+        self._clocks = HostClocks()
+        agents.fenced = self._fenced
+        self.hosts = Provisioning(
+            settings,
+            issuer,
+            memory=lambda: self._memory,
+            record=self._record,
+            news=self._wait_for_news,
+            guarded=self._guarded,
+        )
 
     # --- life ---------------------------------------------------------------------------------------------
 
@@ -91,14 +109,14 @@ class Controller:
         self._record({"event": "controller_started", "pid": os.getpid(), "run_id": self._settings.run_id})
         for name in set(self._memory.timers) - set(self._timers):
             self._arm(name, self._memory.timers[name])  # a full window: nobody was here to serve it
+        self.hosts.start()
         asyncio.get_running_loop().add_reader(self._agents.fileno(), self._guarded(self._readable))
 
     def close(self) -> None:
         """Let go of everything; the run is not ended by it."""
         asyncio.get_running_loop().remove_reader(self._agents.fileno())
-        for timer in self._timers.values():
-            timer.cancel()
-        self._timers.clear()
+        self.hosts.close()
+        self._timers.close()
         if self._end_task is not None:
             self._end_task.cancel()
         self._agents.close()
@@ -114,9 +132,14 @@ class Controller:
                 self._record(row)
 
     def _nothing(self) -> Memory:
-        plans = self._plans
-        target, hosts = plans.checkpoint_target, self._settings.hosts
-        return Memory(plans.limits, hosts, has_setup=plans.has_setup, checkpoint_target=target)
+        plans, settings = self._plans, self._settings
+        return Memory(
+            plans.limits,
+            settings.hosts,
+            has_setup=plans.has_setup,
+            checkpoint_target=plans.checkpoint_target,
+            provisioned=settings.provisioned,
+        )
 
     @property
     def _state(self) -> model.State:
@@ -168,15 +191,17 @@ class Controller:
     def _write_again(self) -> None:
         """Try once a second; nothing is lost with this process before it succeeds, but the orders of clients."""
         if not self._journal.retry():
-            act = self._guarded(self._write_again)
-            self._timers[_WRITE_AGAIN] = asyncio.get_running_loop().call_later(_WRITE_AGAIN_S, act)
+            self._timers.arm(_WRITE_AGAIN, _WRITE_AGAIN_S, self._guarded(self._write_again))
             return
-        self._timers.pop(_WRITE_AGAIN, None)
+        self._timers.cancel(_WRITE_AGAIN)
         self._record({"event": "journal_written"})
         withheld, self._withheld = self._withheld, {}
         self._ack(withheld)
 
     def _take(self, item: Incoming, received_ns: int, acks: dict[str, int]) -> None:
+        if item.host in self._settings.provisioned:
+            data = self._clocks.ours(item.incarnation, item.data, received_ns)
+            item = dataclasses.replace(item, data=data)
         match item.kind:
             case "event":
                 self._event(item, received_ns)
@@ -211,6 +236,7 @@ class Controller:
     def _connected(self, item: Incoming) -> None:
         hello = item.data
         self._seqs[item.incarnation] = self._journal.last_seq(item.incarnation)
+        attempt = {"attempt": hello["attempt"], "probe": hello.get("probe")} if hello.get("attempt") else {}
         self._append(
             {
                 "event": "agent_connected",
@@ -221,8 +247,12 @@ class Controller:
                     {**group, "pids": {str(rank): pid for rank, pid in group["pids"].items()}}
                     for group in hello["groups"]
                 ],
+                **attempt,
             }
         )
+
+    def _fenced(self, host: str, attempt: int) -> str | None:
+        return fence_reason(self._state.host(host), attempt, forgotten=self._state.forgotten)
 
     def _event(self, item: Incoming, received_ns: int) -> None:
         seq = item.data["seq"]
@@ -263,28 +293,17 @@ class Controller:
             self._plan_act(action)
 
     def _plan_act(self, action: model.Action) -> None:
-        if isinstance(action, model.SetTimer | model.CancelTimer):
-            if isinstance(action, model.SetTimer):
-                self._arm(action.name, action.delay_s)
-            elif (timer := self._timers.pop(action.name, None)) is not None:
-                timer.cancel()
-            return
-        row: dict[str, Any] = {"event": "command", "command": _ACTS[type(action)], "host": action.host}
-        row["reason"] = action.reason
-        for name in ("replica", "generation", "max_restarts", "grace_s"):
-            if hasattr(action, name):
-                row[name] = getattr(action, name)
-        self._append(row)  # no act without its row
-        if not isinstance(action, model.Shutdown):
-            # Built when it is sent: a plan holds secrets and is kept nowhere.
-            self._outbox.append((action.host, lambda: self._plans.command(action, fired=self._book.fired)))
+        if isinstance(action, model.SetTimer):
+            self._arm(action.name, action.delay_s)
+        elif isinstance(action, model.CancelTimer):
+            self._timers.cancel(action.name)
+        else:
+            row = self._orders.row(action)
+            self._append(row)  # no act without its row
+            self._orders.add(action)
 
     def _after_commit(self) -> None:
-        outbox, self._outbox = self._outbox, []
-        for host, build in outbox:
-            command = build()
-            sent = self._agents.send(host, command)
-            _log.info("told", host=host, command=command["type"], replica=command.get("replica"), sent=sent)
+        self._orders.tell()
         if self._journal.summary_due:
             self._journal.compact(self._memory.summary())
         self._news.set()
@@ -296,14 +315,8 @@ class Controller:
     # --- timers -------------------------------------------------------------------------------------------
 
     def _arm(self, name: str, delay_s: float) -> None:
-        if (timer := self._timers.pop(name, None)) is not None:
-            timer.cancel()
-        fire = self._guarded(lambda: self._fire(name))
-        self._timers[name] = asyncio.get_running_loop().call_later(delay_s, fire)
-
-    def _fire(self, name: str) -> None:
-        self._timers.pop(name, None)
-        self._record({"event": "timer_fired", "timer": name})
+        fire = self._guarded(lambda: self._record({"event": "timer_fired", "timer": name}))
+        self._timers.arm(name, delay_s, fire)
 
     # --- the end ------------------------------------------------------------------------------------------
 
@@ -319,26 +332,7 @@ class Controller:
             _log.info("run ended", state=str(state.phase), reason=state.reason, exit_code=state.exit_code)
         self._ended = True
         self._after_commit()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_FOLLOWERS_S):
-                while self.logs.streams:
-                    await asyncio.sleep(0.02)
-        waiting = {host.name for host in state.hosts if not host.lost}
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_WAIT_FOR_AGENTS_S):
-                while waiting:
-                    for name in sorted(waiting):
-                        reason = f"the run is {state.phase}: {state.reason}"
-                        order = {"type": "shutdown", "grace_s": state.grace_s, "reason": reason}
-                        if self._agents.connected(name) and self._agents.send(name, order):
-                            waiting.discard(name)
-                    await asyncio.sleep(0.02)
-        # The agent ends this process last of all; until then it still has events to store.
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_AGENTS_END_S):
-                while any(self._agents.connected(host.name) for host in state.hosts):
-                    await asyncio.sleep(0.1)
-        await asyncio.sleep(_AFTER_SHUTDOWN_S)
+        await farewell(state, self._agents, self.logs)
         self.finished.set()
 
     def _end_done(self, task: asyncio.Task[None]) -> None:
@@ -364,6 +358,7 @@ class Controller:
             "controller_pid": os.getpid(),
             "agent_pid": self._agents.pid(head),
             "run_dir": str(settings.run_dir),
+            **self.hosts.facts(),
         }
         return self._book.document(self._state, self._limits, facts)
 
@@ -373,13 +368,14 @@ class Controller:
 
     async def more_events(self, after: int, timeout_s: float) -> bool:
         """Wait for an event above ``after``; False where none came in time."""
-        news = self._news
-        if self._journal.last_id > after:
-            return True
+        if self._journal.last_id <= after:
+            await self._wait_for_news(timeout_s)
+        return self._journal.last_id > after
+
+    async def _wait_for_news(self, timeout_s: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await news.wait()
-        return self._journal.last_id > after
+                await self._news.wait()
 
     def ended(self) -> bool:
         """Whether the run is over and its last event is written."""
@@ -407,6 +403,10 @@ class Controller:
     def send(self, host: str, command: Mapping[str, Any]) -> bool:
         """Tell a host's agent something; False where it is not connected."""
         return self._agents.send(host, command)
+
+    def awaited(self, host: str) -> bool:
+        """Whether a host is provisioned and its agent is not there: another one may come."""
+        return host in self._settings.provisioned and not self._agents.connected(host)
 
     def generations(self, process: Process) -> tuple[int, ...]:
         """Generations of a process that began, in order; ``setup`` has the one generation 1."""

@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sky_monarch.controller.host_events import (
+    BudgetSpent,
+    HostLeaving,
+    HostReport,
+    LauncherCame,
+    LauncherGone,
+    Reached,
+)
 from sky_monarch.controller.phases import GroupPhase, RunPhase
 
 __all__ = [
@@ -65,12 +73,23 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConnected:
-    """An agent dialled in; ``groups`` is all that it supervises."""
+    """An agent dialled in; ``groups`` is all that it supervises.
+
+    Attributes:
+        host: Its host.
+        incarnation: Of the agent.
+        mono_ns: When.
+        groups: All that it supervises.
+        attempt: At the host; 0 where it was not provisioned.
+        probe: Where other hosts can try whether they reach it; None: nowhere.
+    """
 
     host: str
     incarnation: int
     mono_ns: int
     groups: tuple[Snapshot, ...]
+    attempt: int = 0
+    probe: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,10 +108,17 @@ class SetupStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetupFinished:
-    """A host's preparation ended; ``failure`` is None where it went well."""
+    """A host's preparation ended; ``failure`` is None where it went well.
+
+    Attributes:
+        host: The host.
+        failure: What went wrong.
+        killed: A signal ended it: nothing that the job can be blamed for.
+    """
 
     host: str
     failure: str | None
+    killed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,4 +243,10 @@ Event = (
     | GroupStopped
     | DownRequested
     | TimerFired
+    | HostReport
+    | HostLeaving
+    | Reached
+    | LauncherCame
+    | LauncherGone
+    | BudgetSpent
 )

@@ -34,6 +34,7 @@ class Group:
         step: Step it was done at; None where no session said one.
         failed_after: What went wrong after it was done.
         host_lost: Its host counts as lost: nobody waits for it.
+        away: Its host is being provisioned (again): it is waited for, and no process of it counts.
     """
 
     replica: int
@@ -48,6 +49,7 @@ class Group:
     step: int | None = None
     failed_after: str | None = None
     host_lost: bool = False
+    away: bool = False
 
     @property
     def at_rest(self) -> bool:
@@ -79,6 +81,8 @@ class Tally(NamedTuple):
     done: int
     live: int
     """Have live ranks."""
+    away: int
+    """Able, and their host is awaited."""
 
 
 def _marks(group: Group) -> Tally:
@@ -92,6 +96,7 @@ def _marks(group: Group) -> Tally:
         group.started,
         phase is GroupPhase.DONE,
         bool(group.live),
+        able and group.away and phase is not GroupPhase.DONE,
     )
 
 

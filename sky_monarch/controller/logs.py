@@ -79,6 +79,10 @@ class Source(Protocol):
         """Whether the run is over."""
         ...
 
+    def awaited(self, host: str) -> bool:
+        """Whether a host is provisioned and its agent is not there: another one may come."""
+        ...
+
 
 @dataclass(slots=True)
 class _Cursor:
@@ -233,7 +237,7 @@ class LogReader:
         with self._counted():
             cursors = [_Cursor(process, generation) for process in processes]
             for cursor in cursors:
-                if tail is not None:
+                if tail is not None and not self._source.awaited(cursor.process.host):
                     await self._seek_tail(cursor, tail)
                 async for lines in self._advance(cursor, follow=follow):
                     yield lines
@@ -265,10 +269,16 @@ class LogReader:
 
     async def _advance(self, cursor: _Cursor, *, follow: bool) -> AsyncIterator[list[Line]]:
         """Hand on what one process has written by now."""
-        if not cursor.enter(self._source):
+        host = cursor.process.host
+        if self._source.awaited(host) or not cursor.enter(self._source):
             return
         while True:
-            chunk = await self.read(cursor.process, cursor.generation, cursor.offset, CHUNK_BYTES)
+            try:
+                chunk = await self.read(cursor.process, cursor.generation, cursor.offset, CHUNK_BYTES)
+            except ChannelClosedError:
+                if self._source.awaited(host):
+                    return  # a lost host takes its output along, and nobody else's
+                raise
             if chunk.data:
                 cursor.silent_since_s = None
                 cursor.offset = chunk.offset + len(chunk.data)

@@ -5,7 +5,7 @@ The same rows give the same memory, live or replayed; a summary of it stands for
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from sky_monarch.controller import model
 from sky_monarch.controller.checkpoints import CheckpointNews
 from sky_monarch.controller.losses import LostSamples
+from sky_monarch.controller.money import MoneyBook
 from sky_monarch.controller.policy import step
 from sky_monarch.controller.reports import policy_event
 from sky_monarch.controller.status import StatusBook
@@ -28,6 +29,7 @@ class Memory:
         hosts: Replicas by host.
         has_setup: The job has a setup command.
         checkpoint_target: Where its checkpoints go; None for a job without them.
+        provisioned: Hosts that a launcher makes.
     """
 
     def __init__(
@@ -37,12 +39,16 @@ class Memory:
         *,
         has_setup: bool,
         checkpoint_target: str | None,
+        provisioned: Collection[str] = (),
     ) -> None:
         self._limits = limits
-        self.state = model.initial_state(dict(hosts), setup=has_setup)
+        self.state = model.initial_state(dict(hosts), setup=has_setup, provisioned=provisioned)
         self.book = StatusBook(limits.replicas, limits.ranks_per_replica, has_setup=has_setup)
         self.checkpoints = CheckpointNews(checkpoint_target)
         self.losses = LostSamples(limits.replicas)
+        self.money = MoneyBook()
+        self.since_ms: dict[str, int] = {}
+        """When each host that is provisioned came to where it stands, Unix time in milliseconds."""
         self.timers: dict[str, float] = {}
         """Seconds by name of those that are set: they get a full window where nobody was here to serve them."""
 
@@ -51,12 +57,18 @@ class Memory:
         self.book.apply(row)
         self.checkpoints.apply(row)
         self.losses.apply(row)
+        self.money.apply(row)
         event = policy_event(row)
         if event is None:
             return ()
         if isinstance(event, model.TimerFired):
             self.timers.pop(event.name, None)
-        self.state, actions = step(self.state, event, self._limits)
+        before = self.state
+        self.state, actions = step(before, event, self._limits)
+        if self.state.provisions and self.state.hosts is not before.hosts:
+            for old, new in zip(before.hosts, self.state.hosts, strict=True):
+                if old is not new and (old.phase, old.attempt) != (new.phase, new.attempt):
+                    self.since_ms[new.name] = row["wall_ms"]
         for action in actions:
             if isinstance(action, model.SetTimer):
                 self.timers[action.name] = action.delay_s
@@ -77,6 +89,8 @@ class Memory:
             "book": self.book.summary(),
             "checkpoints": self.checkpoints.summary(),
             "losses": self.losses.summary(),
+            "money": self.money.summary(),
+            "since_ms": self.since_ms,
             "timers": self.timers,
         }
 
@@ -90,6 +104,8 @@ class Memory:
         self.book.restore(summary["book"])
         self.checkpoints.restore(summary["checkpoints"])
         self.losses.restore(summary.get("losses", []))  # older ones know of none
+        self.money.restore(summary.get("money", {}))
+        self.since_ms = dict(summary.get("since_ms", {}))
         self.timers = dict(summary["timers"])
 
 
@@ -124,8 +140,9 @@ def _state(plain: Mapping[str, Any]) -> model.State:
         "groups": model.Groups.of(groups),
         "hosts": tuple(hosts),
         "places": {host.name: place for place, host in enumerate(hosts)},
-        "unready": sum(host.setup is not model.SetupPhase.DONE for host in hosts),
+        "unready": sum(host.holds_up for host in hosts),
         "notes": tuple(plain["notes"]),
+        "reaping": model.Reaping(plain.get("reaping", model.Reaping.NO)),
     }
     return model.State(**known)
 
@@ -141,5 +158,11 @@ def _group(plain: Mapping[str, Any]) -> model.Group:
 
 
 def _host(plain: Mapping[str, Any]) -> model.Host:
-    known = {**_known(model.Host, plain), "setup": model.SetupPhase(plain["setup"])}
-    return model.Host(**{**known, "replicas": tuple(plain["replicas"])})
+    known = {
+        **_known(model.Host, plain),
+        "setup": model.SetupPhase(plain["setup"]),
+        "replicas": tuple(plain["replicas"]),
+        "phase": model.HostPhase(plain.get("phase", model.HostPhase.HERE)),  # older ones know of none
+        "pairs": tuple(model.Pair(**_known(model.Pair, pair)) for pair in plain.get("pairs", ())),
+    }
+    return model.Host(**known)

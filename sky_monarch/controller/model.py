@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from sky_monarch.controller.actions import (
     Action,
     CancelTimer,
+    Fence,
+    Probe,
+    ProbeTarget,
     Release,
     SetTimer,
     Setup,
@@ -38,8 +41,21 @@ from sky_monarch.controller.events import (
     TimerFired,
 )
 from sky_monarch.controller.groups import Group, Groups
+from sky_monarch.controller.host_events import (
+    BudgetSpent,
+    FailureKind,
+    HostLeaving,
+    HostReport,
+    HostReported,
+    LauncherCame,
+    LauncherGone,
+    Reached,
+)
+from sky_monarch.controller.hosts import Host, Pair
 from sky_monarch.controller.phases import (
     GroupPhase,
+    HostPhase,
+    Reaping,
     RunPhase,
     SetupPhase,
 )
@@ -48,10 +64,13 @@ __all__ = [
     "Action",
     "AgentConnected",
     "AgentDisconnected",
+    "BudgetSpent",
     "CancelTimer",
     "ControllerStarted",
     "DownRequested",
     "Event",
+    "FailureKind",
+    "Fence",
     "FirstCommit",
     "GenerationEnded",
     "GenerationStarted",
@@ -62,11 +81,22 @@ __all__ = [
     "GroupStopped",
     "Groups",
     "Host",
+    "HostLeaving",
+    "HostPhase",
+    "HostReport",
+    "HostReported",
     "JournalLost",
+    "LauncherCame",
+    "LauncherGone",
     "Limits",
+    "Pair",
+    "Probe",
+    "ProbeTarget",
     "RankExited",
     "RankSpawned",
     "RanksUp",
+    "Reached",
+    "Reaping",
     "Release",
     "RestartScheduled",
     "RunPhase",
@@ -100,6 +130,13 @@ class Limits:
         leave_s: How long released ranks may take to leave (a last evaluation, a last save).
         stop_margin_s: How much longer than its grace time a stop may take.
         agent_lost_s: Silence of a host after which its groups count as lost.
+        agent_joins_s: Time from the launch of a host to the first word of its agent (packages are installed).
+        host_backoff_s: Pause after an attempt at a host that came to nothing; it doubles.
+        host_backoff_max_s: Longest pause.
+        host_faults: Attempts in a row that end by an error: after so many the host is given up.
+        probe_s: Longest wait of a host for another one that it is to reach.
+        linger_s: Time for what was printed last to be read, before hosts are taken down.
+        reap_s: How long the end of a run waits until its hosts are down.
     """
 
     replicas: int
@@ -112,18 +149,13 @@ class Limits:
     leave_s: float = 600.0
     stop_margin_s: float = 15.0
     agent_lost_s: float = 30.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
-    """One host and its agent; ``incarnation`` is None until an agent connected."""
-
-    name: str
-    replicas: tuple[int, ...] = ()
-    connected: bool = False
-    incarnation: int | None = None
-    lost: bool = False
-    setup: SetupPhase = SetupPhase.DONE
+    agent_joins_s: float = 600.0
+    host_backoff_s: float = 30.0
+    host_backoff_max_s: float = 600.0
+    host_faults: int = 5
+    probe_s: float = 10.0
+    linger_s: float = 2.0
+    reap_s: float = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,11 +171,20 @@ class State:
         groups: By replica.
         hosts: By position in the configuration.
         places: That position by name.
-        unready: Hosts that are not prepared yet.
+        unready: Hosts that are not prepared yet and hold up the others.
         draining: The drain window is open.
         released: Sessions were told to leave.
         root_cause: The first thing that cost the run a group for good.
         notes: What a success owes its reader.
+        prepares: Hosts have to be prepared.
+        provisions: Some hosts are provisioned.
+        launcher: Whether somebody asks what is wanted; None: that is too early to say.
+        launched: Somebody ever did, so that there may be hosts.
+        wanted: Changes with what is wanted of the launcher.
+        forgotten: Which attempts there were was lost with the journal.
+        unprovided: Exit code where too few hosts could be had for anything to begin; None: none was given up.
+        reaping: How far the end is with the hosts.
+        verdict: Reason of the end, while its hosts are taken down.
     """
 
     phase: RunPhase = RunPhase.PENDING
@@ -159,6 +200,15 @@ class State:
     released: bool = False
     root_cause: str | None = None
     notes: tuple[str, ...] = ()
+    prepares: bool = False
+    provisions: bool = False
+    launcher: bool | None = None
+    launched: bool = False
+    wanted: int = 0
+    forgotten: bool = False
+    unprovided: int | None = None
+    reaping: Reaping = Reaping.NO
+    verdict: str | None = None
 
     def host(self, name: str) -> Host:
         """The host of that name.
@@ -169,12 +219,15 @@ class State:
         return self.hosts[self.places[name]]
 
 
-def initial_state(hosts: Mapping[str, tuple[int, ...]], *, setup: bool) -> State:
+def initial_state(
+    hosts: Mapping[str, tuple[int, ...]], *, setup: bool, provisioned: Collection[str] = ()
+) -> State:
     """The state of a run that nothing has happened to.
 
     Args:
         hosts: Replicas by host; together they are ``0..replicas`` without a gap.
         setup: Whether hosts must be prepared first.
+        provisioned: Those that a launcher makes: their first attempt is wanted.
 
     Raises:
         ValueError: A replica is missing or named twice.
@@ -183,10 +236,26 @@ def initial_state(hosts: Mapping[str, tuple[int, ...]], *, setup: bool) -> State
     count = sum(len(replicas) for replicas in hosts.values())
     if sorted(homes) != list(range(count)):
         raise ValueError(f"hosts must name each of the replicas 0..{count} once, got {hosts}")
-    first = SetupPhase.NEEDED if setup else SetupPhase.DONE
+    all_ = tuple(
+        Host(
+            name=name,
+            replicas=tuple(mine),
+            # Nothing of the job runs on a host without groups.
+            setup=SetupPhase.NEEDED if setup and mine else SetupPhase.DONE,
+            phase=HostPhase.WANTED if name in provisioned else HostPhase.HERE,
+            attempt=1 if name in provisioned else 0,
+        )
+        for name, mine in hosts.items()
+    )
+    groups = (
+        Group(replica=replica, host=homes[replica], away=homes[replica] in provisioned)
+        for replica in range(count)
+    )
     return State(
-        groups=Groups.of(Group(replica=replica, host=homes[replica]) for replica in range(count)),
-        hosts=tuple(Host(name=name, replicas=tuple(mine), setup=first) for name, mine in hosts.items()),
+        groups=Groups.of(groups),
+        hosts=all_,
         places={name: place for place, name in enumerate(hosts)},
-        unready=len(hosts) if setup else 0,
+        unready=sum(host.holds_up for host in all_),
+        prepares=setup,
+        provisions=bool(provisioned),
     )

@@ -1,10 +1,10 @@
-"""The states of a run, of its groups and of the preparation of its hosts."""
+"""The states of a run, of its groups, and of its hosts and their preparation."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 
-__all__ = ["GroupPhase", "RunPhase", "SetupPhase"]
+__all__ = ["GroupPhase", "HostPhase", "Reaping", "RunPhase", "SetupPhase"]
 
 
 class RunPhase(StrEnum):
@@ -60,3 +60,30 @@ class SetupPhase(StrEnum):
     RUNNING = "running"
     DONE = "done"
     FAILED = "failed"
+
+
+class HostPhase(StrEnum):
+    """Where a host stands. All but the first are provisioned: a launcher makes them, and is to end them."""
+
+    HERE = "HERE"
+    """Simply there: nobody provisions it."""
+    WANTED = "WANTED"
+    """Asked for; nobody has said that he is at it."""
+    LAUNCHING = "LAUNCHING"
+    UP = "UP"
+    """It was launched, or its agent has dialled."""
+    WAITING = "WAITING"
+    """This attempt is over, and the next one waits for its back-off."""
+    GIVEN_UP = "GIVEN_UP"
+    DOWN = "DOWN"
+    """It is not needed any more."""
+
+
+class Reaping(StrEnum):
+    """How far the end of a run is with its hosts."""
+
+    NO = "no"
+    SOON = "soon"
+    """What was printed last is still read from them."""
+    NOW = "now"
+    """They are to be taken down."""

@@ -40,14 +40,14 @@ def build_environment(
     sets itself stays as it is.
 
     Args:
-        base: Environment of that shell.
+        base: Environment of that shell; empty where hosts are other machines, which have their own.
         envs: The job's variables.
         secrets: The job's secret variables; they win over both.
         python: Interpreter that runs sky-monarch.
     """
     # An `up` typed inside a rank must not hand that rank's identity on.
     env = {name: value for name, value in base.items() if not name.startswith(_INHERITED)}
-    if not env.get("VIRTUAL_ENV") and not env.get("CONDA_PREFIX"):
+    if base and not env.get("VIRTUAL_ENV") and not env.get("CONDA_PREFIX"):
         own = str(Path(python).parent)
         folders = [folder for folder in env.get("PATH", os.defpath).split(os.pathsep) if folder != own]
         env["PATH"] = os.pathsep.join([own, *folders])
@@ -115,6 +115,12 @@ class Plans:
                 }
             case model.Release():
                 return {"type": "release"}
+            case model.Probe():
+                targets = [
+                    {"host": one.host, "attempt": one.attempt, "address": one.address}
+                    for one in action.targets
+                ]
+                return {"type": "probe", "targets": targets, "deadline_s": action.deadline_s}
             case model.Shutdown():
                 return {"type": "shutdown", "grace_s": action.grace_s, "reason": action.reason}
             case _:

@@ -9,10 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from sky_monarch.controller.hosts import wants_differ
 from sky_monarch.controller.model import (
     Action,
     AgentConnected,
     AgentDisconnected,
+    BudgetSpent,
     CancelTimer,
     ControllerStarted,
     DownRequested,
@@ -25,11 +27,18 @@ from sky_monarch.controller.model import (
     GroupGivenUp,
     GroupPhase,
     GroupStopped,
+    HostLeaving,
+    HostPhase,
+    HostReport,
     JournalLost,
+    LauncherCame,
+    LauncherGone,
     Limits,
     RankExited,
     RankSpawned,
     RanksUp,
+    Reached,
+    Reaping,
     Release,
     RestartScheduled,
     RunPhase,
@@ -42,11 +51,11 @@ from sky_monarch.controller.model import (
     State,
     TimerFired,
 )
+from sky_monarch.controller.probing import Probing
 from sky_monarch.controller.turn import agent_timer, count_of
-from sky_monarch.controller.verdict import Verdict
+from sky_monarch.errors import BudgetSpentError
 
 __all__ = ["Decision", "step"]
-
 
 _AGE = {GroupPhase.RESTARTING: 1, GroupPhase.STARTING: 2, GroupPhase.RUNNING: 3}
 
@@ -67,10 +76,13 @@ def step(state: State, event: Event, limits: Limits) -> Decision:
     if turn.state.phase is RunPhase.STOPPING or turn.state.phase.ended:
         # One event may start a group and then end the run (a returning agent, the last group given up).
         actions = [action for action in actions if not isinstance(action, StartGroup)]
-    return Decision(turn.state, tuple(actions))
+    after = turn.state
+    if after.provisions and wants_differ(state, after):
+        after = replace(after, wanted=after.wanted + 1)
+    return Decision(after, tuple(actions))
 
 
-class _Turn(Verdict):
+class _Turn(Probing):
     """Takes the event."""
 
     def take(self, event: Event) -> None:
@@ -84,12 +96,26 @@ class _Turn(Verdict):
                 self._connected(event)
             case AgentDisconnected():
                 self._disconnected(event.host)
+                if (host := self.state.host(event.host)).leaving:
+                    self._agent_left(host)
             case SetupStarted() | SetupFinished():
                 self._setup_event(event)
             case DownRequested():
                 self._down(event)
             case TimerFired():
                 self._timer(event.name)
+            case HostReport():
+                self._host_reported(event)
+            case HostLeaving():
+                self._agent_leaving(event.host, event.reason)
+            case Reached():
+                self._reached(event)
+            case LauncherCame():
+                self._change(launcher=True, launched=True)
+            case LauncherGone():
+                self._change(launcher=False)
+            case BudgetSpent():
+                self._budget_spent(event)
             case _:
                 self._group_event(event)
 
@@ -109,8 +135,8 @@ class _Turn(Verdict):
         group = self.state.groups[event.replica]
         if isinstance(event, GroupStopped) and event.generation == 0 and not group.live:
             event = replace(event, generation=group.generation)  # its agent never had it
-        if event.generation < group.generation:
-            return  # fenced: an older generation has nothing to say any more
+        if event.generation < group.generation or group.away:
+            return  # fenced: an older generation, or host, has nothing to say any more
         before = group
         live = group.live if event.generation == group.generation else frozenset()
         group = self._group(group.replica, generation=event.generation, live=live)
@@ -128,6 +154,8 @@ class _Turn(Verdict):
                     changes["failed_after"] = group.failed_after or after
             case FirstCommit() | RanksUp():
                 changes = {"phase": GroupPhase.RUNNING, "up": True, "reason": None}
+                if self.state.host(group.host).provisioned:
+                    self._host(group.host, useful=True, tries=0, faults=0, reason=None)
             case GenerationEnded():
                 changes = {"live": frozenset(), "reason": event.reason}
             case RestartScheduled():
@@ -144,7 +172,12 @@ class _Turn(Verdict):
             case GroupStopped():
                 changes = {"live": frozenset(), "phase": GroupPhase.STOPPED}
                 asked = group.phase is GroupPhase.STOPPING or self.state.phase is RunPhase.STOPPING
-                if not asked and not group.phase.final:
+                if not asked and not group.phase.final and self.state.host(group.host).provisioned:
+                    # Its agent was told to leave: the group goes on where its host does.
+                    del changes["phase"]
+                    self._group(group.replica, phase=GroupPhase.RESTARTING)
+                    self._agent_leaving(group.host, group.reason or "it was stopped")
+                elif not asked and not group.phase.final:
                     note = f"replica {group.replica}: {group.reason or 'it was stopped'}"
                     self._change(notes=(*self.state.notes, note))
         phase = changes.get("phase")
@@ -164,22 +197,29 @@ class _Turn(Verdict):
 
     def _setup_event(self, event: SetupStarted | SetupFinished) -> None:
         host = self.state.host(event.host)
-        if host.setup in (SetupPhase.DONE, SetupPhase.FAILED):
+        if host.setup in (SetupPhase.DONE, SetupPhase.FAILED) or host.away:
             return
         if isinstance(event, SetupStarted):
             self._host(event.host, setup=SetupPhase.RUNNING)
         elif event.failure is None:
             self._host(event.host, setup=SetupPhase.DONE)
+            if host.provisioned:
+                self.prepared.append(event.host)
         else:
-            self._host(event.host, setup=SetupPhase.FAILED)
+            host = self._host(event.host, setup=SetupPhase.FAILED)
+            if self._setup_failed_on(host, event.failure, killed=event.killed):
+                return
             if not self.state.phase.ended and self.state.outcome is None:
                 where = f" on host {event.host}" if len(self.state.hosts) > 1 else ""
                 self._begin_stop(RunPhase.FAILED_SETUP, f"setup failed{where}: {event.failure}", grace_s=0.0)
 
     def _connected(self, event: AgentConnected) -> None:
         before = self.state.host(event.host)
+        if not self._admits(event):
+            return
         restarted = before.incarnation not in (None, event.incarnation)
         changes: dict[str, Any] = {"connected": True, "lost": False, "incarnation": event.incarnation}
+        changes["probe"] = event.probe
         if before.setup is SetupPhase.SENT or (restarted and before.setup is SetupPhase.RUNNING):
             changes["setup"] = SetupPhase.NEEDED  # the order was lost, or it died with its agent
         if before.setup is SetupPhase.NEEDED and event.groups:
@@ -187,7 +227,7 @@ class _Turn(Verdict):
         host = self._host(event.host, **changes)
         self.arrived.append(event.host)
         self.actions.append(CancelTimer(name=agent_timer(event.host)))
-        if self.state.phase.ended:
+        if self.state.phase.ended or self.state.reaping is Reaping.NOW:
             self._shutdown(host)
             return
         seen = {snapshot.replica: snapshot for snapshot in event.groups}
@@ -199,6 +239,8 @@ class _Turn(Verdict):
                 self._adopt(group, snapshot, event.mono_ns)
         if self.state.released:
             self.actions.append(Release(host=event.host, reason="the drain window is over"))
+        if host.provisioned:
+            (self._prove if before.incarnation is None else self._ask_again)(host)
 
     def _forgotten(self, event: JournalLost) -> None:
         """Begin with next to nothing: the agents tell the rest when they connect."""
@@ -206,6 +248,8 @@ class _Turn(Verdict):
         self._change(notes=(*self.state.notes, note))
         for replica, generation in event.generations:
             self._group(replica, generation=generation)  # the next one is another one
+        if self.state.provisions:
+            self._attempts_forgotten()
         if event.outcome is not None:
             reason, exit_code = event.ended
             self._change(phase=event.outcome, outcome=event.outcome, reason=reason, exit_code=exit_code)
@@ -268,7 +312,10 @@ class _Turn(Verdict):
 
     def _disconnected(self, name: str) -> None:
         host = self._host(name, connected=False)
-        if not self.state.phase.ended and not host.lost:
+        if host.provisioned:
+            if host.phase is HostPhase.UP and not host.lost:
+                self._await_agent(name)
+        elif not self.state.phase.ended and not host.lost:
             delay_s = self.limits.agent_lost_s
             reason = f"the agent of host {name} is not connected"
             self.actions.append(SetTimer(name=agent_timer(name), delay_s=delay_s, reason=reason))
@@ -283,6 +330,13 @@ class _Turn(Verdict):
             return
         self._begin_stop(RunPhase.CANCELLED, event.reason, grace_s=event.grace_s)
 
+    def _budget_spent(self, event: BudgetSpent) -> None:
+        if self.state.outcome is None and not self._ending:
+            grace_s = self.limits.grace_s
+            self._begin_stop(
+                RunPhase.FAILED, event.reason, grace_s=grace_s, exit_code=BudgetSpentError.exit_code
+            )
+
     def _timer(self, name: str) -> None:
         if self.state.phase.ended:
             return
@@ -293,12 +347,22 @@ class _Turn(Verdict):
             note = f"{late} did not leave within {self.limits.leave_s:g} s of the end and was stopped"
             self._change(notes=(*self.state.notes, note))
             self._begin_stop(self.state.outcome, note, grace_s=self.limits.grace_s)
+        elif name == "reap":
+            self._reap_timer()
+        elif self.state.reaping is not Reaping.NO:
+            return
         elif name == "stop" and self.state.phase is RunPhase.STOPPING:
             late = self._names(group.replica for group in self.state.groups if not group.at_rest)
             self._finish(f"; {late} did not report its end in time")
         elif name.startswith("agent:"):
             host = self.state.host(name.removeprefix("agent:"))
-            if not host.connected:
+            if host.provisioned:
+                self._agent_silent(host)
+            elif not host.connected:
                 self._host(host.name, lost=True)
                 cause = f"the agent of host {host.name} was silent for {self.limits.agent_lost_s:g} s"
                 self._change(root_cause=self.state.root_cause or cause)
+        elif name.startswith("host:"):
+            self._host_due(name.removeprefix("host:"))
+        elif name.startswith("probe:"):
+            self._probes_over(name.removeprefix("probe:"))

@@ -10,6 +10,7 @@ from typing import Any
 
 from sky_monarch.controller import model
 from sky_monarch.controller.causes import describe_cause, describe_exit, exit_failed
+from sky_monarch.controller.host_reports import HOST_EVENTS
 from sky_monarch.errors import ProtocolError
 
 __all__ = ["check_hello", "check_report", "policy_event"]
@@ -122,6 +123,7 @@ _EVENTS: dict[str, _Checks] = {
     "group_given_up": {**_WHOSE, "cause": _text, "restarts": _unsigned},
     "group_done": {**_WHOSE, "step": _or_none(_unsigned)},
     "group_stopped": _WHOSE,
+    "host_leaving": {"kind": _or_none(_text), "reason": _text, "grace_s": _number},
     "standby_ready": {"replica": _unsigned, "rank": _unsigned, "pid": _unsigned},
     "injected": {**_RANK, "injection": _unsigned, "fault": _text},
     "evicted": {**_WHOSE, "quorum_id": _or_none(_integer), "orderly": _or_none(_flag)},
@@ -259,6 +261,8 @@ def _connected(row: Mapping[str, Any]) -> model.Event:
             )
             for group in row["groups"]
         ),
+        attempt=row.get("attempt", 0),
+        probe=row.get("probe"),
     )
 
 
@@ -278,7 +282,13 @@ def _setup_finished(row: Mapping[str, Any]) -> model.Event:
         failure = "it ran into its time limit"
     elif exit_failed(row["exit"]):
         failure = f"it {describe_exit(row['exit'])}"
-    return model.SetupFinished(host=row["host"], failure=failure)
+    killed = "signal" in row["exit"] and not row["timed_out"]
+    return model.SetupFinished(host=row["host"], failure=failure, killed=killed)
+
+
+def _restart_scheduled(row: Mapping[str, Any]) -> model.Event:
+    # Another host has another clock, and a group may move: windows are of the controller's.
+    return model.RestartScheduled(**_whose(row), mono_ns=row.get("received_ns", row["mono_ns"]))
 
 
 def _rank_exited(row: Mapping[str, Any]) -> model.Event:
@@ -310,10 +320,11 @@ _POLICY: dict[str, Callable[[Mapping[str, Any]], model.Event]] = {
     "ranks_up": lambda row: model.RanksUp(**_whose(row)),
     "first_commit": lambda row: model.FirstCommit(**_whose(row)),
     "generation_ended": lambda row: model.GenerationEnded(**_whose(row), reason=describe_cause(row)),
-    "restart_scheduled": lambda row: model.RestartScheduled(**_whose(row), mono_ns=row["mono_ns"]),
+    "restart_scheduled": _restart_scheduled,
     "group_given_up": lambda row: model.GroupGivenUp(
         **_whose(row), restarts=row["restarts"], reason=describe_cause(row)
     ),
     "group_done": lambda row: model.GroupDone(**_whose(row), step=row["step"]),
     "group_stopped": lambda row: model.GroupStopped(**_whose(row)),
+    **HOST_EVENTS,
 }

@@ -8,11 +8,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sky_monarch.controller.money import Budget
 from sky_monarch.errors import ConfigError
 
 __all__ = ["Settings", "load_settings"]
 
-_LIMITS = frozenset({"agent_lost_s"})
+_LIMITS = frozenset(
+    {
+        "agent_lost_s",
+        "agent_joins_s",
+        "host_backoff_s",
+        "host_backoff_max_s",
+        "linger_s",
+        "probe_s",
+        "reap_s",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +52,12 @@ class Settings:
         tls: Whether hosts reach controller and lighthouse over TLS, wherever they are.
         identity: The controller's certificate; None where it is on a unix socket alone.
         listener_fd: A listening TCP socket that the agent has passed on; TLS is spoken there.
+        provisioned: Hosts that a launcher makes.
+        choices: How many places the job may run in.
+        budget: What the job may cost.
+        authority: Of the run, as ``Authority.to_json`` kept it; None where agents show no certificates.
+        reached_at: Where hosts dial this controller.
+        version: Of the sky-monarch that launched the run.
     """
 
     run_id: str
@@ -64,6 +81,12 @@ class Settings:
     tls: bool = False
     identity: Mapping[str, str] | None = field(default=None, repr=False)
     listener_fd: int | None = None
+    provisioned: frozenset[str] = frozenset()
+    choices: int = 1
+    budget: Budget = field(default_factory=Budget)
+    authority: Mapping[str, Any] | None = field(default=None, repr=False)
+    reached_at: str = ""
+    version: str = ""
 
 
 def load_settings(path: Path, environ: Mapping[str, str]) -> Settings:
@@ -71,8 +94,8 @@ def load_settings(path: Path, environ: Mapping[str, str]) -> Settings:
 
     Args:
         path: The file.
-        environ: Holds ``SKY_MONARCH_LIGHTHOUSE_ADDR``; with ``tls`` also ``SKY_MONARCH_LIGHTHOUSE_CONTROL_ADDR`` and
-            ``SKY_MONARCH_LISTEN_FD``.
+        environ: Holds ``SKY_MONARCH_LIGHTHOUSE_ADDR``; with ``tls`` also ``SKY_MONARCH_LIGHTHOUSE_CONTROL_ADDR``,
+            ``SKY_MONARCH_CONTROLLER_ADDR`` and ``SKY_MONARCH_LISTEN_FD``.
 
     Raises:
         ConfigError: Something is missing or of the wrong kind; says what and where.
@@ -131,6 +154,12 @@ def load_settings(path: Path, environ: Mapping[str, str]) -> Settings:
         tls=tls,
         identity=_identity(private, private_path) if tls else None,
         listener_fd=_descriptor(environ) if tls else None,
+        provisioned=_provisioned(config, path),
+        choices=_whole({"choices": config.get("choices", 1)}, "choices", path),
+        budget=_budget(config.get("budget") or job.get("budget"), path),
+        authority=_authority(private, private_path),
+        reached_at=_reached_at(environ, channel),
+        version=str(run.get("version") or ""),
     )
 
 
@@ -158,6 +187,44 @@ def _identity(private: Mapping[str, Any], path: Path) -> dict[str, str]:
     if not isinstance(identity, Mapping) or not names <= identity.keys():
         raise ConfigError(f"{path}: there is no certificate in identities.controller")
     return {name: str(identity[name]) for name in names}
+
+
+def _provisioned(config: Mapping[str, Any], path: Path) -> frozenset[str]:
+    """Hosts that a launcher makes; whoever lists hosts without a word on that has made them himself."""
+    found = set()
+    for host in config.get("hosts") or ():
+        wanted = host.get("provisioned", False)
+        if not isinstance(wanted, bool):
+            raise ConfigError(f"{path}: provisioned of host {host['name']} is {wanted!r}, not true or false")
+        if wanted and not host["groups"]:
+            raise ConfigError(f"{path}: host {host['name']} is provisioned for no replica group")
+        found |= {str(host["name"])} if wanted else set()
+    return frozenset(found)
+
+
+def _budget(value: object, path: Path) -> Budget:
+    if value is None:
+        return Budget()
+    if not isinstance(value, Mapping) or not value.keys() <= {"max_usd", "max_hours"}:
+        raise ConfigError(f"{path}: budget is not a map of max_usd and max_hours")
+    limits = {name: limit for name, limit in value.items() if limit not in (None, "off")}
+    for name, limit in limits.items():
+        if not isinstance(limit, int | float) or isinstance(limit, bool) or not limit > 0:
+            raise ConfigError(f"{path}: budget.{name} is {limit!r}, not a number above 0")
+    return Budget(**limits)
+
+
+def _authority(private: Mapping[str, Any], path: Path) -> Mapping[str, Any] | None:
+    authority = private.get("authority")
+    if authority is not None and not isinstance(authority, Mapping):
+        raise ConfigError(f"{path}: authority is not a map")
+    return authority
+
+
+def _reached_at(environ: Mapping[str, str], channel: str) -> str:
+    """Where hosts dial: the port that the agent has bound for it, else the socket of this machine."""
+    address = environ.get("SKY_MONARCH_CONTROLLER_ADDR", "")
+    return f"tls:{address}" if address else channel
 
 
 def _limits(config: Mapping[str, Any], path: Path) -> dict[str, float]:

@@ -14,13 +14,12 @@ from sky_monarch.controller.model import (
     Host,
     Limits,
     RunPhase,
-    SetupPhase,
     StartGroup,
     State,
     StopGroup,
 )
 
-__all__ = ["Turn", "agent_timer", "count_of"]
+__all__ = ["Turn", "agent_timer", "count_of", "host_timer", "probe_timer"]
 
 _MOST_NAMES = 8
 
@@ -40,6 +39,8 @@ class Turn:
         self.actions: list[Action] = []
         self.arrived: list[str] = []
         """Hosts whose agent connects with this event."""
+        self.prepared: list[str] = []
+        """Hosts that lack nothing any more since this event, and start without waiting for others."""
 
     def _stopping(self, group: Group) -> bool:
         return self.state.phase is RunPhase.STOPPING or group.phase is GroupPhase.STOPPING
@@ -74,12 +75,13 @@ class Turn:
     def _host(self, name: str, **changes: Any) -> Host:
         place, before = self.state.places[name], self.state.host(name)
         host = replace(before, **changes)
+        if host == before:
+            return before
         hosts = (*self.state.hosts[:place], host, *self.state.hosts[place + 1 :])
-        ready = (before.setup is SetupPhase.DONE) - (host.setup is SetupPhase.DONE)
-        self._change(hosts=hosts, unready=self.state.unready + ready)
-        if host.lost != before.lost:
+        self._change(hosts=hosts, unready=self.state.unready + host.holds_up - before.holds_up)
+        if (host.lost, host.away) != (before.lost, before.away):
             for replica in host.replicas:
-                self._group(replica, host_lost=host.lost)
+                self._group(replica, host_lost=host.lost, away=host.away)
         return host
 
     def _change(self, **changes: Any) -> None:
@@ -100,6 +102,16 @@ class Turn:
 def agent_timer(host: str) -> str:
     """Name of the timer for the silence of a host."""
     return f"agent:{host}"
+
+
+def host_timer(host: str) -> str:
+    """Name of the timer for the pause before the next attempt at a host."""
+    return f"host:{host}"
+
+
+def probe_timer(host: str) -> str:
+    """Name of the timer for the answers that the groups of a host wait for."""
+    return f"probe:{host}"
 
 
 def count_of(number: int, what: str) -> str:

@@ -2,40 +2,40 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
+from sky_monarch.controller.ending import Ending
+from sky_monarch.controller.hosts import Host, words
 from sky_monarch.controller.model import (
-    CancelTimer,
     GroupPhase,
-    Host,
-    Release,
+    Reaping,
     RunPhase,
     SetTimer,
     Setup,
     SetupPhase,
-    Shutdown,
 )
-from sky_monarch.controller.turn import Turn, agent_timer, count_of
+from sky_monarch.controller.turn import count_of
 
 __all__ = ["Verdict"]
 
-_EXIT_CODES = {
-    RunPhase.SUCCEEDED: 0,
-    RunPhase.FAILED: 1,
-    RunPhase.FAILED_SETUP: 5,
-    RunPhase.CANCELLED: 8,
-}
 _TOO_FEW_GROUPS = 4
+_MOST_WORDS = 3
 
 
-class Verdict(Turn):
+class Verdict(Ending):
     """Draws the conclusions that hold whatever the event was."""
 
     def settle(self) -> None:
         """Draw the conclusions that hold whatever the event was."""
         if self.state.phase.ended:
             return
+        if self.state.reaping is not Reaping.NO:
+            self._settle_reaping()
+            return
         if self.state.phase is not RunPhase.STOPPING:
             self._settle_active()
-        if self.state.phase is RunPhase.STOPPING and not self.state.groups.tally.restless:
+        stopping = self.state.phase is RunPhase.STOPPING and self.state.reaping is Reaping.NO
+        if stopping and not self.state.groups.tally.restless:
             self._finish()
 
     def _settle_active(self) -> None:
@@ -50,26 +50,36 @@ class Verdict(Turn):
             self._phase_while_active()
 
     def _prepare(self) -> None:
-        """Set hosts up, then start groups: none before all hosts are ready."""
+        """Set hosts up, then start groups: none before all hosts are ready.
+
+        Hosts that are provisioned come one by one, and replacements later: each of them starts on its own.
+        """
         for name in self.arrived:
             if self.state.host(name).setup is SetupPhase.NEEDED:
                 self._host(name, setup=SetupPhase.SENT)
                 self.actions.append(Setup(host=name, reason="the job has a setup command"))
-        if self.state.unready:
-            return
         # What was not to be started before is to be now only where a host came, or the last one became ready.
-        ready = self.state.hosts if self.before.unready else map(self.state.host, self.arrived)
+        last = self.before.unready and not self.state.unready
+        ready = self.state.hosts if last else map(self.state.host, (*self.arrived, *self.prepared))
         for host in ready:
-            for replica in host.replicas if host.connected else ():
+            for replica in host.replicas if self._may_start(host) else ():
                 group = self.state.groups[replica]
                 if not group.started and not group.phase.final:
                     self._start_group(group, generation=group.generation + 1, reason="its host is ready")
 
+    def _may_start(self, host: Host) -> bool:
+        if host.provisioned:
+            return host.connected and host.setup is SetupPhase.DONE and not host.pairs and not host.leaving
+        return host.connected and not self.state.unready
+
     def _fail(self, able: int) -> None:
         cause = self.state.root_cause or self._first_stopped()
+        began = any(group.up for group in self.state.groups)
+        none_came = self.state.unprovided if not began else None
+        exit_code = _TOO_FEW_GROUPS if none_came is None else none_came
         left = f"{able} of {count_of(self.limits.replicas, 'replica group')} can go on"
         reason = f"{cause}; {left}, min_replicas is {self.limits.min_replicas}"
-        self._begin_stop(RunPhase.FAILED, reason, grace_s=self.limits.grace_s, exit_code=_TOO_FEW_GROUPS)
+        self._begin_stop(RunPhase.FAILED, reason, grace_s=self.limits.grace_s, exit_code=exit_code)
 
     def _first_stopped(self) -> str:
         for group in map(self.state.groups.__getitem__, self.state.groups.unable):
@@ -98,8 +108,11 @@ class Verdict(Turn):
 
     def _phase_while_active(self) -> None:
         groups, tally = self.state.groups, self.state.groups.tally
-        if tally.able < self.limits.replicas and tally.started:
+        if tally.away:
+            self._phase_while_awaiting()
+        elif tally.able < self.limits.replicas and tally.started:
             known = self.state.phase is RunPhase.DEGRADED and groups.unable is self.before.groups.unable
+            known = known and not self.before.groups.tally.away
             if not known or self.state.root_cause is not self.before.root_cause:
                 cause = self.state.root_cause or self._first_stopped()
                 reason = f"{cause}; going on without {self._names(groups.unable)}"
@@ -111,9 +124,35 @@ class Verdict(Turn):
         elif any(host.setup in (SetupPhase.SENT, SetupPhase.RUNNING) for host in self.state.hosts):
             self._become(RunPhase.SETUP)
 
-    def _become(self, phase: RunPhase) -> None:
-        if self.state.phase is not phase or self.state.reason is not None:
-            self._change(phase=phase, reason=None)
+    def _phase_while_awaiting(self) -> None:
+        """Say which hosts are awaited, and of what a run goes on without them."""
+        now, before = self.state, self.before
+        # A new reason only where something that it is made of has changed: this is asked at every event.
+        if now.hosts is before.hosts and now.launcher is before.launcher and now.phase is before.phase:
+            tally, former = now.groups.tally, before.groups.tally
+            if (tally.running, tally.started, tally.able) == (former.running, former.started, former.able):
+                return
+        tally = now.groups.tally
+        away = (host for host in now.hosts if host.away)
+        parts = [words(host) for host in islice(away, _MOST_WORDS)]
+        if next(away, None) is not None:
+            parts.append("and others")
+        if now.launcher is False:
+            parts.append("waiting for launcher: nobody asks what is wanted")
+        if tally.running or now.phase in (RunPhase.RUNNING, RunPhase.DEGRADED):
+            gone = (group.replica for group in now.groups if group.away or not group.able)
+            reason = f"{'; '.join(parts)}; going on without {self._names(gone)}"
+            self._become(RunPhase.DEGRADED, reason)
+        elif tally.started:
+            self._become(RunPhase.STARTING, "; ".join(parts))
+        elif any(host.setup in (SetupPhase.SENT, SetupPhase.RUNNING) for host in now.hosts):
+            self._become(RunPhase.SETUP, "; ".join(parts))
+        else:
+            self._become(RunPhase.PENDING, "; ".join(parts))
+
+    def _become(self, phase: RunPhase, reason: str | None = None) -> None:
+        if (self.state.phase, self.state.reason) != (phase, reason):
+            self._change(phase=phase, reason=reason)
 
     def _drain_over(self) -> None:
         """Close the drain window: whoever trains with sessions has nothing to add to a reached target."""
@@ -125,7 +164,12 @@ class Verdict(Turn):
         if any(group.step is None for group in done):
             return  # scripts without a session end one by one, in their own time
         for group in self.state.groups:
-            if group.started and not group.phase.final:
+            if group.away and not group.phase.final:
+                note = f"replica {group.replica} did not come back before the others finished"
+                self._change(notes=(*self.state.notes, note))
+                self._group(group.replica, phase=GroupPhase.STOPPED, reason=note)
+                self._retire(self.state.host(group.host))
+            elif group.started and not group.phase.final:
                 why = f"the others finished {self.limits.drain_window_s:g} s ago"
                 note = f"replica {group.replica} was stopped: {why}"
                 self._change(notes=(*self.state.notes, note))
@@ -134,61 +178,3 @@ class Verdict(Turn):
         self.actions.append(
             SetTimer(name="leave", delay_s=self.limits.leave_s, reason="stragglers are stopped")
         )
-
-    # --- ending -------------------------------------------------------------------------------------------
-
-    def _begin_stop(
-        self, outcome: RunPhase, reason: str, *, grace_s: float, exit_code: int | None = None
-    ) -> None:
-        self._change(
-            phase=RunPhase.STOPPING, outcome=outcome, reason=reason, grace_s=grace_s, exit_code=exit_code
-        )
-        self.actions += [CancelTimer(name="drain"), CancelTimer(name="leave")]
-        for group in self.state.groups:
-            if not group.at_rest:
-                phase = group.phase if group.phase.final else GroupPhase.STOPPING
-                self._stop_group(self._group(group.replica, phase=phase), reason)
-        delay_s = grace_s + self.limits.stop_margin_s
-        self.actions.append(SetTimer(name="stop", delay_s=delay_s, reason="groups must stop in time"))
-
-    def _finish(self, trouble: str = "") -> None:
-        outcome = self.state.outcome or RunPhase.FAILED
-        reason = self.state.reason or str(outcome)
-        exit_code = self.state.exit_code
-        if outcome is RunPhase.SUCCEEDED:
-            broken = [group.failed_after for group in self.state.groups if group.failed_after]
-            done = self.state.groups.tally.done
-            given_up = [g.reason or "" for g in self.state.groups if g.phase is GroupPhase.GIVEN_UP]
-            if done - len(broken) < self.limits.min_replicas and broken:
-                outcome, reason = RunPhase.FAILED, str(broken[0])
-            else:
-                notes = "; ".join((*given_up, *self._never_came(), *self.state.notes, *map(str, broken)))
-                reason = (
-                    f"every replica group is done; note: {notes}" if notes else "every replica group is done"
-                )
-        exit_code = _EXIT_CODES[outcome] if exit_code is None else exit_code
-        self._change(phase=outcome, outcome=outcome, reason=reason + trouble, exit_code=exit_code)
-        names = ("drain", "leave", "stop", *(agent_timer(host.name) for host in self.state.hosts))
-        self.actions += [CancelTimer(name=name) for name in names]
-        for host in self.state.hosts:
-            self._shutdown(host)
-
-    def _never_came(self) -> list[str]:
-        """What a success owes its reader of groups that went with their hosts."""
-        lost = [replica for host in self.state.hosts if host.lost for replica in host.replicas]
-        lost = [replica for replica in lost if not self.state.groups[replica].phase.final]
-        return [f"{self._names(lost)} did not finish: {self.state.root_cause}"] if lost else []
-
-    def _shutdown(self, host: Host) -> None:
-        if host.connected:
-            reason = f"the run is {self.state.phase}: {self.state.reason}"
-            self.actions.append(Shutdown(host=host.name, grace_s=self.state.grace_s, reason=reason))
-
-    def _release(self, reason: str) -> None:
-        if self.state.released:
-            return
-        self._change(released=True, draining=False)
-        self.actions.append(CancelTimer(name="drain"))
-        self.actions += [
-            Release(host=host.name, reason=reason) for host in self.state.hosts if host.connected
-        ]

@@ -180,8 +180,8 @@ _RUNNING = [
         "without gaps, once each",
     ),
     replaced(
-        "controller/controller.py",
-        "fired=self._book.fired",
+        "controller/orders.py",
+        "fired=self._fired()",
         "fired=frozenset()",
         f"{CONTROLLER}test_a_second_injection_of_the_same_fault_never_happens",
         "At index 1 diff",

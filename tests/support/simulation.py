@@ -47,6 +47,7 @@ class Agent:
     unacked: list[tuple[int, model.Event]] = field(default_factory=list)
     ready: bool = True
     gone: bool = False
+    attempt: int = 0
 
 
 class Simulation:
@@ -59,6 +60,7 @@ class Simulation:
         setup: The job has a setup command.
         steady: Events are neither lost, late, doubled nor out of order.
         max_restarts: Of each group inside five minutes.
+        provisioned: Hosts are yet to be had: somebody else brings their agents.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Simulation:
         setup: bool = False,
         steady: bool = False,
         max_restarts: int = 3,
+        provisioned: bool = False,
     ) -> None:
         self.chance = random.Random(seed)
         self.steady = steady
@@ -82,8 +85,13 @@ class Simulation:
             grace_s=5.0,
         )
         places = {f"h{host}": tuple(range(host, groups, hosts)) for host in range(hosts)}
-        self.state = model.initial_state(places, setup=setup)
-        self.agents = {name: Agent(name, mine, 1, ready=not setup) for name, mine in places.items()}
+        self.places = places
+        self.setup = setup
+        self.provisioned = frozenset(places if provisioned else ())
+        self.state = model.initial_state(places, setup=setup, provisioned=self.provisioned)
+        self.agents = {
+            name: Agent(name, mine, 1, ready=not setup) for name, mine in places.items() if not provisioned
+        }
         self.now_ns = 0
         self.decisions = 0
         self.deciding_s = 0.0
@@ -188,10 +196,7 @@ class Simulation:
     def _controller_returns(self) -> None:
         self._down = False
         if self.keep_journal:  # what is pure tells the same again
-            state = model.initial_state(
-                {host.name: host.replicas for host in self.state.hosts},
-                setup=self._had_setup,
-            )
+            state = model.initial_state(self.places, setup=self.setup, provisioned=self.provisioned)
             for event in self.journal:
                 state = step(state, event, self.limits).state
             assert state == self.state
@@ -199,10 +204,6 @@ class Simulation:
             for name in ("drain", "leave", "stop"):
                 self._arm(name, 30.0)
         self.decide(model.ControllerStarted())
-
-    @property
-    def _had_setup(self) -> bool:
-        return bool(self._preparing) or self.state.unready > 0
 
     def controller_pauses(self, seconds: float) -> None:
         """Stopped, and continued with all that came meanwhile."""
@@ -242,7 +243,11 @@ class Simulation:
             for replica, mine in agent.groups.items()
         )
         hello = model.AgentConnected(
-            host=agent.name, incarnation=agent.incarnation, mono_ns=self.now_ns, groups=seen
+            host=agent.name,
+            incarnation=agent.incarnation,
+            mono_ns=self.now_ns,
+            groups=seen,
+            attempt=agent.attempt,
         )
         self.hear(lambda: self.decide(hello) if agent.line == line else None)
         for seq, event in list(agent.unacked):
@@ -469,7 +474,7 @@ class Simulation:
         """What costs a look at every group."""
         groups = self.state.groups
         assert groups == model.Groups.of(list(groups)), "what is at hand is what they come to"
-        unready = sum(host.setup is not model.SetupPhase.DONE for host in self.state.hosts)
+        unready = sum(host.holds_up for host in self.state.hosts)
         assert self.state.unready == unready
         for group in groups:
             assert group.host_lost == self.state.host(group.host).lost

@@ -1,0 +1,126 @@
+"""Checks what the launcher says of hosts, and turns the rows of it into events of the policy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from sky_monarch.controller.host_events import (
+    BudgetSpent,
+    FailureKind,
+    HostLeaving,
+    HostReport,
+    HostReported,
+    LauncherCame,
+    LauncherGone,
+    Reached,
+)
+from sky_monarch.errors import ConfigError, RunNotFoundError
+
+__all__ = ["HOST_EVENTS", "check_host_report"]
+
+_Words = TypeVar("_Words", bound=StrEnum)
+_MAX_REASON, _MAX_PLACE = 4000, 200
+_FIELDS = frozenset({"host", "attempt", "state", "kind", "reason", "choice", "place", "usd_per_hour"})
+
+
+def check_host_report(
+    report: Mapping[str, Any], attempts: Mapping[str, int], *, choices: int
+) -> dict[str, Any]:
+    """Check one report before anything is done with it.
+
+    Args:
+        report: What arrived.
+        attempts: The newest attempt at each host that is provisioned.
+        choices: How many places the job may run in.
+
+    Returns:
+        The row for the journal, all fields in it.
+
+    Raises:
+        ConfigError: It is not what the API allows.
+        RunNotFoundError: There is no such host.
+    """
+    unknown = sorted(report.keys() - _FIELDS)
+    if unknown:
+        raise ConfigError(f"unknown field {unknown[0]!r:.40}")
+    host = report.get("host")
+    if not isinstance(host, str) or host not in attempts:
+        raise RunNotFoundError(f"no host {host!r:.80} of this run is provisioned")
+    state = _word(report.get("state"), HostReported, "state")
+    kind = report.get("kind")
+    if kind is not None or state is HostReported.FAILED:
+        kind = str(_word(FailureKind.ERROR if kind is None else kind, FailureKind, "kind"))
+    attempt = report.get("attempt")
+    if not _whole(attempt, 1, attempts[host]):
+        raise ConfigError(f"attempt {attempt!r:.20} at host {host}: it is at attempt {attempts[host]}")
+    choice = report.get("choice")
+    if choice is not None and not _whole(choice, 0, max(0, choices - 1)):
+        raise ConfigError(f"choice {choice!r:.20} is not one of the {choices} of this job")
+    price = report.get("usd_per_hour")
+    if price is not None and not (_number(price) and 0 <= price < math.inf):
+        raise ConfigError(f"usd_per_hour is {price!r:.20}, not a price")
+    return {
+        "event": "host_report",
+        "host": host,
+        "attempt": attempt,
+        "state": str(state),
+        "kind": kind,
+        "reason": _text(report.get("reason"), _MAX_REASON, "reason"),
+        "choice": choice,
+        "place": _text(report.get("place"), _MAX_PLACE, "place"),
+        "usd_per_hour": None if price is None else float(price),
+    }
+
+
+def _word(value: object, words: type[_Words], what: str) -> _Words:
+    try:
+        return words(str(value))
+    except ValueError:
+        raise ConfigError(f"{what} is {value!r:.40}, not one of {', '.join(words)}") from None
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _whole(value: object, low: int, high: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def _text(value: object, most: int, what: str) -> str | None:
+    if value is None or value == "":
+        return None
+    if not isinstance(value, str):
+        raise ConfigError(f"{what} is not a text")
+    return value[:most]  # a launcher's error may be long: what it begins with is kept
+
+
+def _host_report(row: Mapping[str, Any]) -> HostReport:
+    return HostReport(
+        host=row["host"],
+        attempt=row["attempt"],
+        state=HostReported(row["state"]),
+        kind=None if row["kind"] is None else FailureKind(row["kind"]),
+        reason=row["reason"],
+    )
+
+
+def _reached(row: Mapping[str, Any]) -> Reached:
+    def error(target: Mapping[str, Any]) -> str:
+        return "" if target["ok"] else target.get("error") or f"{target['address']} cannot be reached"
+
+    return Reached(host=row["host"], targets=tuple((one["host"], error(one)) for one in row["targets"]))
+
+
+HOST_EVENTS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+    "host_report": _host_report,
+    "host_leaving": lambda row: HostLeaving(host=row["host"], reason=row["reason"]),
+    "reached": _reached,
+    "launcher_came": lambda _row: LauncherCame(),
+    "launcher_gone": lambda row: LauncherGone(silent_s=row["silent_s"]),
+    "budget_spent": lambda row: BudgetSpent(reason=row["reason"]),
+}
+"""What rows of the journal are to the policy, by the name of their event."""

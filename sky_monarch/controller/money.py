@@ -1,0 +1,264 @@
+"""What a run has cost, what of it was wasted, and what it may cost. In time of the run, which rows of the journal tell.
+
+A host bills from the moment at which it is being launched until somebody has said that it is gone. What it cost before
+the first commit of the attempt is wasted, and all of it where none came: nothing was trained for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+__all__ = ["Budget", "Cost", "MoneyBook"]
+
+_HOUR_S = 3600.0
+_JITTER_S = 5.0
+
+
+@dataclass(slots=True)
+class _Clock:
+    """Seconds that a run has lasted, over restarts of its controller and of the machine below it."""
+
+    total_s: float = 0.0
+    last_ns: int | None = None
+    last_ms: int | None = None
+
+    def at(self, now_ns: int, now_ms: int) -> float:
+        """The time of a moment."""
+        if self.last_ns is None or self.last_ms is None:
+            return self.total_s
+        passed_s = (now_ns - self.last_ns) / 1e9
+        if passed_s < -_JITTER_S:  # the machine was started anew, and with it the one clock that nobody sets
+            passed_s = (now_ms - self.last_ms) / 1e3
+        return self.total_s + max(0.0, passed_s)
+
+    def take(self, row: Mapping[str, Any]) -> None:
+        """Go on to the moment of a row: our own clock, not that of the host which it came from."""
+        now_ns, now_ms = row.get("received_ns", row.get("mono_ns")), row.get("wall_ms")
+        if now_ns is not None and now_ms is not None:
+            ahead = self.last_ns is not None and 0 < self.last_ns - now_ns <= _JITTER_S * 1e9
+            if not ahead:  # rows that were made together may carry their moments in another order
+                self.total_s = self.at(now_ns, now_ms)
+                self.last_ns, self.last_ms = now_ns, now_ms
+
+
+@dataclass(slots=True)
+class _Bill:
+    """One attempt at a host."""
+
+    since_s: float
+    usd_per_hour: float | None = None
+    came: bool = False
+    committed_s: float | None = None
+
+    def cost(self, now_s: float) -> Cost:
+        seconds = max(0.0, now_s - self.since_s)
+        useless = seconds if self.committed_s is None else max(0.0, self.committed_s - self.since_s)
+        if self.usd_per_hour is None:
+            return Cost(unpriced=True)
+        each = self.usd_per_hour / _HOUR_S
+        return Cost(usd=seconds * each, wasted_usd=min(useless, seconds) * each)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """An amount, and how much of it was in vain.
+
+    Attributes:
+        usd: What was billed and has a known price.
+        wasted_usd: Of that, what went by before a commit.
+        unpriced: Something was billed whose price nobody has told.
+    """
+
+    usd: float = 0.0
+    wasted_usd: float = 0.0
+    unpriced: bool = False
+
+    def __add__(self, other: Cost) -> Cost:
+        unpriced = self.unpriced or other.unpriced
+        return Cost(self.usd + other.usd, self.wasted_usd + other.wasted_usd, unpriced)
+
+
+@dataclass(slots=True)
+class _Account:
+    """One host."""
+
+    settled: Cost = field(default_factory=Cost)
+    bills: dict[int, _Bill] = field(default_factory=dict)
+    attempt: int = 0
+    usd_per_hour: float | None = None
+    place: str | None = None
+    choice: int | None = None
+    last: dict[str, Any] | None = None
+
+    def cost(self, now_s: float) -> Cost:
+        return sum((bill.cost(now_s) for bill in self.bills.values()), self.settled)
+
+    def settle(self, attempt: int, now_s: float) -> None:
+        bill = self.bills.pop(attempt, None)
+        if bill is not None:
+            self.settled += bill.cost(now_s)
+
+
+class MoneyBook:
+    """Collects the bills of a run from the rows of its journal."""
+
+    def __init__(self) -> None:
+        self._clock = _Clock()
+        self._accounts: dict[str, _Account] = {}
+
+    # --- rows ------------------------------------------------------------------------------------------------
+
+    def apply(self, row: Mapping[str, Any]) -> None:
+        """Take one row of the journal."""
+        self._clock.take(row)
+        match row["event"]:
+            case "host_report":
+                self._reported(row)
+            case "agent_connected" if row.get("attempt"):
+                account = self._account(row["host"])
+                account.attempt = row["attempt"]
+                self._open(account, row["attempt"]).came = True
+            case "first_commit" | "ranks_up":
+                account_of = self._accounts.get(row.get("host", ""))
+                if account_of is not None and (bill := account_of.bills.get(account_of.attempt)):
+                    bill.committed_s = self._clock.total_s if bill.committed_s is None else bill.committed_s
+
+    def _account(self, host: str) -> _Account:
+        return self._accounts.setdefault(host, _Account())
+
+    def _open(self, account: _Account, attempt: int) -> _Bill:
+        bill = account.bills.get(attempt)
+        if bill is None:
+            for older in [number for number in account.bills if number < attempt]:
+                account.settle(older, self._clock.total_s)  # there are never two clusters of one host
+            bill = account.bills[attempt] = _Bill(self._clock.total_s, account.usd_per_hour)
+        return bill
+
+    def _reported(self, row: Mapping[str, Any]) -> None:
+        account, attempt, state = self._account(row["host"]), row["attempt"], row["state"]
+        account.last = {name: row[name] for name in _SAID}
+        if state in ("launching", "launched"):
+            newest = max(account.bills, default=0)
+            if attempt >= newest:
+                bill = self._open(account, attempt)
+                bill.came = bill.came or state == "launched"
+                for name in ("usd_per_hour", "place", "choice"):
+                    if row[name] is not None:
+                        setattr(account, name, row[name])
+                bill.usd_per_hour = account.usd_per_hour
+        elif state in ("ended", "down"):
+            account.settle(attempt, self._clock.total_s)
+        elif state == "failed" and (failed := account.bills.get(attempt)) is not None:
+            if failed.came:
+                account.settle(attempt, self._clock.total_s)
+            else:
+                del account.bills[attempt]  # there was nothing that could be billed
+
+    def repeats(self, report: Mapping[str, Any]) -> bool:
+        """Whether a checked report says what was said last of that host."""
+        account = self._accounts.get(report["host"])
+        return account is not None and account.last == {name: report[name] for name in _SAID}
+
+    # --- amounts ---------------------------------------------------------------------------------------------
+
+    def cost(self, now_ns: int, now_ms: int) -> Cost:
+        """What all hosts together have cost by now."""
+        now_s = self._clock.at(now_ns, now_ms)
+        return sum((account.cost(now_s) for account in self._accounts.values()), Cost())
+
+    def usd_per_hour(self) -> float:
+        """What is billed at this moment, as far as prices are known."""
+        return sum(bill.usd_per_hour or 0.0 for _, bill in self._bills())
+
+    def hours(self, now_ns: int, now_ms: int) -> float:
+        """How long the run has lasted."""
+        return self._clock.at(now_ns, now_ms) / _HOUR_S
+
+    def _bills(self) -> Iterator[tuple[str, _Bill]]:
+        for host, account in self._accounts.items():
+            for bill in account.bills.values():
+                yield host, bill
+
+    def document(self, host: str, now_ns: int, now_ms: int) -> dict[str, Any]:
+        """What people see of the money of one host."""
+        account = self._accounts.get(host) or _Account()
+        cost = account.cost(self._clock.at(now_ns, now_ms))
+        return {
+            "place": account.place,
+            "choice": account.choice,
+            "usd_per_hour": account.usd_per_hour,
+            **amounts(cost, known=account.usd_per_hour is not None),
+        }
+
+    def totals(self, now_ns: int, now_ms: int) -> dict[str, Any]:
+        """The same of all of them; None where no price is known at all."""
+        known = any(account.usd_per_hour is not None for account in self._accounts.values())
+        return amounts(self.cost(now_ns, now_ms), known=known)
+
+    # --- summaries -------------------------------------------------------------------------------------------
+
+    def summary(self) -> dict[str, Any]:
+        """All that it remembers, as JSON values."""
+        accounts = {}
+        for host, account in self._accounts.items():
+            bills = {str(attempt): asdict(bill) for attempt, bill in account.bills.items()}
+            accounts[host] = {**asdict(account), "bills": bills}
+        return {"clock": asdict(self._clock), "accounts": accounts}
+
+    def restore(self, summary: Mapping[str, Any]) -> None:
+        """Take up what :meth:`summary` gave; one of an older version has nothing of it."""
+        self._clock = _Clock(**summary.get("clock", {}))
+        self._accounts = {}
+        for host, kept in summary.get("accounts", {}).items():
+            bills = {int(attempt): _Bill(**bill) for attempt, bill in kept["bills"].items()}
+            self._accounts[host] = _Account(**{**kept, "bills": bills, "settled": Cost(**kept["settled"])})
+
+
+_SAID = ("host", "attempt", "state", "kind", "reason", "choice", "place", "usd_per_hour")
+
+
+def amounts(cost: Cost, *, known: bool) -> dict[str, float | None]:
+    """An amount as people see it; None where no price is known."""
+    if not known:
+        return {"cost_usd": None, "wasted_usd": None}
+    return {"cost_usd": round(cost.usd, 4), "wasted_usd": round(cost.wasted_usd, 4)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """What a job may cost; None: no limit.
+
+    Attributes:
+        max_usd: In money, as far as prices are known.
+        max_hours: In time, from the beginning of the run on.
+    """
+
+    max_usd: float | None = None
+    max_hours: float | None = None
+
+    @property
+    def unlimited(self) -> bool:
+        """Whether there is nothing to watch."""
+        return self.max_usd is None and self.max_hours is None
+
+    def spent(self, money: MoneyBook, now_ns: int, now_ms: int) -> str | None:
+        """Why the run has to end; None where it may go on."""
+        if self.max_usd is not None:
+            usd = money.cost(now_ns, now_ms).usd
+            if usd >= self.max_usd:
+                return f"the budget is spent: {usd:.2f} of max_usd {self.max_usd:g}"
+        if self.max_hours is not None and money.hours(now_ns, now_ms) >= self.max_hours:
+            return f"the budget is spent: the run has lasted max_hours, {self.max_hours:g}"
+        return None
+
+    def due_s(self, money: MoneyBook, now_ns: int, now_ms: int) -> float | None:
+        """Seconds until :meth:`spent`, if prices stay as they are; None where that is never."""
+        due: list[float] = []
+        if self.max_hours is not None:
+            due.append((self.max_hours - money.hours(now_ns, now_ms)) * _HOUR_S)
+        rate = money.usd_per_hour()
+        if self.max_usd is not None and rate > 0.0:
+            due.append((self.max_usd - money.cost(now_ns, now_ms).usd) / rate * _HOUR_S)
+        return max(0.0, min(due)) if due else None

@@ -1,0 +1,167 @@
+"""The controller's side of those who provision: who asks what is wanted, what they report, and what it costs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from sky_monarch.controller.enrolment import Enrolments, Issuer
+from sky_monarch.controller.host_reports import check_host_report
+from sky_monarch.controller.memory import Memory
+from sky_monarch.controller.settings import Settings
+
+__all__ = ["Provisioning"]
+
+_SILENT_S = 15.0
+_LOOK_S = 1.0
+_SHORTEST_S, _LONGEST_S = 0.05, 5.0
+
+
+class Provisioning:
+    """Serves launchers and watches the budget. Lives in the controller's event loop.
+
+    Args:
+        settings: What the controller was told.
+        issuer: The authority of the run, where it has one.
+        memory: What the controller remembers now.
+        record: Journals one row of ours and does what follows.
+        news: Waits until something has happened, for so many seconds at the most.
+        guarded: Makes a callback end the process where it fails.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        issuer: Issuer | None,
+        *,
+        memory: Callable[[], Memory],
+        record: Callable[[dict[str, Any]], None],
+        news: Callable[[float], Awaitable[None]],
+        guarded: Callable[[Callable[[], None]], Callable[[], None]],
+    ) -> None:
+        self._settings = settings
+        self._enrolments = Enrolments(settings, issuer)
+        self._memory = memory
+        self._record = record
+        self._news = news
+        self._guarded = guarded
+        self._budget = settings.budget
+        self._polls = 0
+        self._silence: asyncio.TimerHandle | None = None
+        self._watch: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    def start(self) -> None:
+        """Begin to wait for launchers, and to watch the budget."""
+        if self._memory().state.provisions:
+            self._await_launcher()
+        self._watch_budget()
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self._closed = True
+        for timer in (self._silence, self._watch):
+            if timer is not None:
+                timer.cancel()
+
+    # --- launchers -------------------------------------------------------------------------------------------
+
+    async def wanted(self, after: int, wait_s: float, gone: Callable[[], Awaitable[bool]]) -> dict[str, Any]:
+        """What is wanted, once it is another version than ``after``, or after ``wait_s``.
+
+        Args:
+            after: The version that the launcher knows. Any other counts: a journal that was lost counts anew.
+            wait_s: Longest wait.
+            gone: Whether whoever asked has left.
+        """
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + wait_s
+        self._polls += 1
+        try:
+            self._launcher_came()
+            while self._memory().state.wanted == after:
+                left_s = deadline_s - loop.time()
+                if left_s <= 0 or await gone():
+                    break
+                await self._news(min(left_s, _LOOK_S))
+            return self._enrolments.document(self._memory().state)
+        finally:
+            self._polls -= 1
+            if not self._polls:
+                self._await_launcher()
+
+    def _launcher_came(self) -> None:
+        if self._silence is not None:
+            self._silence.cancel()
+        state = self._memory().state
+        if state.provisions and state.launcher is not True and not state.phase.ended:
+            self._record({"event": "launcher_came"})
+
+    def _await_launcher(self) -> None:
+        if self._closed:
+            return
+        if self._silence is not None:
+            self._silence.cancel()
+        act = self._guarded(self._launcher_silent)
+        self._silence = asyncio.get_running_loop().call_later(_SILENT_S, act)
+
+    def _launcher_silent(self) -> None:
+        state = self._memory().state
+        if state.provisions and state.launcher is not False and not state.phase.ended and not self._polls:
+            self._record({"event": "launcher_gone", "silent_s": _SILENT_S})
+
+    def report(self, report: Mapping[str, Any]) -> dict[str, Any]:
+        """Take what a launcher says of a host; said twice, it was said once.
+
+        Returns:
+            Where the host stands.
+
+        Raises:
+            ConfigError: It is not what the API allows.
+            RunNotFoundError: There is no such host.
+        """
+        memory = self._memory()
+        attempts = {host.name: host.attempt for host in memory.state.hosts if host.provisioned}
+        row = check_host_report(report, attempts, choices=self._settings.choices)
+        if not memory.state.phase.ended and not memory.money.repeats(row):
+            self._record(row)
+        host = memory.state.host(row["host"])
+        return {"host": host.name, "attempt": host.attempt, "phase": str(host.phase)}
+
+    # --- what people see -------------------------------------------------------------------------------------
+
+    def facts(self) -> dict[str, Any]:
+        """What the status of the run says of its hosts and their cost."""
+        now = time.monotonic_ns(), time.time_ns() // 1_000_000
+        memory = self._memory()
+        hosts = [
+            {
+                "host": host.name,
+                "groups": list(host.replicas),
+                "attempt": host.attempt,
+                "phase": str(host.phase),
+                "reason": host.reason,
+                "since_ms": memory.since_ms.get(host.name, self._settings.created_ms),
+                **memory.money.document(host.name, *now),
+            }
+            for host in memory.state.hosts
+            if host.provisioned
+        ]
+        return {"hosts": hosts, **memory.money.totals(*now)}
+
+    # --- the budget ------------------------------------------------------------------------------------------
+
+    def _watch_budget(self) -> None:
+        state, now = self._memory().state, (time.monotonic_ns(), time.time_ns() // 1_000_000)
+        if self._budget.unlimited or self._closed or state.outcome is not None or state.phase.ended:
+            return
+        money = self._memory().money
+        if (reason := self._budget.spent(money, *now)) is not None:
+            self._record({"event": "budget_spent", "reason": reason})
+            return
+        due_s = self._budget.due_s(money, *now)
+        delay_s = _LONGEST_S if due_s is None else min(max(due_s, _SHORTEST_S), _LONGEST_S)
+        act = self._guarded(self._watch_budget)
+        self._watch = asyncio.get_running_loop().call_later(delay_s, act)

@@ -1,0 +1,344 @@
+"""Whatever happens to hosts, launcher and agents, in any order: one attempt at a time, one cluster a slot (I6).
+
+The launcher of this model does what is wanted, late or never; its words come, come again, and come long after they
+were true. Clusters live and die as they like, and what was cut off comes back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from sky_monarch.controller import model
+from sky_monarch.controller.hosts import is_wanted
+from sky_monarch.controller.model import (
+    FailureKind,
+    GroupPhase,
+    HostPhase,
+    HostReport,
+    HostReported,
+    RunPhase,
+)
+from sky_monarch.controller.policy import step
+from tests.support.host_policies import LIMITS as POLICY_LIMITS
+
+LIMITS = dataclasses.replace(POLICY_LIMITS, min_replicas=1)
+HOSTS = ("h0", "h1", "h2")
+_OVER = (HostPhase.WAITING, HostPhase.GIVEN_UP, HostPhase.DOWN)
+# What may end an attempt, and nothing else does.
+_ENDS = ("ended", "silent", "failed", "left", "setup", "apart", "paused")
+
+
+@dataclasses.dataclass
+class Cluster:
+    """What the provider has under the name of a host."""
+
+    attempt: int
+    agent: int | None = None  # incarnation of the agent that runs there, once it does
+    groups: dict[int, int] = dataclasses.field(default_factory=dict)  # generation by replica
+
+
+@settings(
+    max_examples=60,
+    stateful_step_count=50,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+class _AnyHosts(RuleBasedStateMachine):
+    """Three hosts with a group each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        placed = {name: (number,) for number, name in enumerate(HOSTS)}
+        self.state = model.initial_state({"head": (), **placed}, setup=False, provisioned=set(HOSTS))
+        self.clusters: dict[str, list[Cluster]] = {name: [] for name in HOSTS}
+        self.launches: set[tuple[str, int]] = set()
+        self.launching: dict[str, int] = {}
+        self.connected: dict[str, tuple[int, int]] = {}  # attempt and incarnation of who is connected
+        self.said: list[HostReport] = []
+        self.agents = 0
+        self.now = 0
+        self.tell(model.ControllerStarted(), "")
+        self.tell(model.LauncherCame(), "")
+
+    # --- the controller ----------------------------------------------------------------------------------------
+
+    def tell(self, event: model.Event, ends: str, host: str | None = None) -> None:
+        """One event; ``ends`` says how it may end an attempt at ``host``."""
+        before = self.state
+        self.state, actions = step(before, event, LIMITS)
+        self.now += 1
+        if before.phase.ended:
+            assert self.state.phase is before.phase, "an end is final"
+        for name in HOSTS:
+            self._one_at_a_time(before.host(name), self.state.host(name), ends if name == host else "")
+        if wanted(before) != wanted(self.state):
+            assert self.state.wanted > before.wanted, "a launcher that waits is told"
+        for action in actions:
+            if isinstance(action, model.CancelTimer):
+                continue
+            assert action.reason, "every decision carries its reason"
+            if isinstance(action, model.Fence):
+                self._fenced(action)
+            elif isinstance(action, model.StartGroup):
+                self._start(action)
+            elif isinstance(action, model.Shutdown) and action.host in self.connected:
+                self._agent_ends(action.host)
+
+    def _one_at_a_time(self, old: model.Host, new: model.Host, ends: str) -> None:
+        assert new.attempt in (old.attempt, old.attempt + 1), "I6: attempts are counted one by one"
+        if new.attempt != old.attempt:
+            assert old.phase is not HostPhase.WANTED or ends == "failed", "I6: one outstanding attempt a host"
+            assert ends in _ENDS, f"I6: nothing has ended attempt {old.attempt}"
+            assert not self.state.phase.ended, "nothing is asked for when a run has ended"
+            assert self.state.phase is not RunPhase.STOPPING, "nothing is asked for in a run that ends"
+        if old.phase is HostPhase.GIVEN_UP:
+            assert new.phase is HostPhase.GIVEN_UP, "I5: what is given up stays so"
+        if new.phase is HostPhase.WANTED and old.phase is not HostPhase.WANTED:
+            assert new.incarnation is None
+            assert not new.connected, "nobody of an older attempt speaks for it"
+
+    def _fenced(self, action: model.Fence) -> None:
+        if self.connected.get(action.host, (None,))[0] == action.attempt:
+            del self.connected[action.host]
+        for cluster in self.clusters[action.host]:
+            if cluster.attempt == action.attempt:
+                cluster.agent = None  # it ends its ranks and itself
+                cluster.groups.clear()
+
+    def _start(self, action: model.StartGroup) -> None:
+        attempt, incarnation = self.connected[action.host]
+        assert attempt == self.state.host(action.host).attempt, "only the newest attempt is ordered about"
+        (cluster,) = [c for c in self.clusters[action.host] if c.attempt == attempt]
+        if cluster.agent == incarnation and action.replica not in cluster.groups:
+            cluster.groups[action.replica] = action.generation
+
+    def _agent_ends(self, host: str) -> None:
+        attempt, _ = self.connected.pop(host)
+        for cluster in self.clusters[host]:
+            if cluster.attempt == attempt:
+                cluster.agent = None
+                cluster.groups.clear()
+
+    # --- the launcher ------------------------------------------------------------------------------------------
+
+    def say(self, host: str, state: str, attempt: int, kind: str | None = None) -> None:
+        """The launcher reports, for the first time or again."""
+        event = HostReport(
+            host=host,
+            attempt=attempt,
+            state=HostReported(state),
+            kind=None if kind is None else FailureKind(kind),
+        )
+        self.said.append(event)
+        self.tell(event, "ended" if state in ("ended", "down") else state, host)
+
+    @rule(host=st.sampled_from(HOSTS))
+    def begins_to_launch(self, host: str) -> None:
+        now = self.state.host(host)
+        wanted_now = is_wanted(self.state, now)
+        if not wanted_now or host in self.launching or (host, now.attempt) in self.launches:
+            return
+        for cluster in list(self.clusters[host]):
+            self._ends(host, cluster)  # an older one goes first
+        self.launching[host] = now.attempt
+        self.launches.add((host, now.attempt))
+        self.say(host, "launching", now.attempt)
+
+    @precondition(lambda self: self.launching)
+    @rule(data=st.data(), told=st.booleans())
+    def has_launched(self, data: st.DataObject, told: bool) -> None:
+        host = data.draw(st.sampled_from(sorted(self.launching)))
+        attempt = self.launching.pop(host)
+        self.clusters[host].append(Cluster(attempt))
+        if told:
+            self.say(host, "launched", attempt)
+
+    @precondition(lambda self: self.launching)
+    @rule(data=st.data(), kind=st.sampled_from(["capacity", "error", "credentials", "refused"]))
+    def fails_to_launch(self, data: st.DataObject, kind: str) -> None:
+        host = data.draw(st.sampled_from(sorted(self.launching)))
+        self.say(host, "failed", self.launching.pop(host), kind)
+
+    @rule(host=st.sampled_from(HOSTS), told=st.booleans())
+    def a_cluster_is_taken_away(self, host: str, told: bool) -> None:
+        for cluster in list(self.clusters[host]):
+            self._ends(host, cluster)
+            if told:
+                self.say(host, "ended", cluster.attempt)
+
+    @rule(host=st.sampled_from(HOSTS))
+    def takes_down_what_is_not_wanted(self, host: str) -> None:
+        now = self.state.host(host)
+        if is_wanted(self.state, now) or host in self.launching:
+            return
+        for cluster in list(self.clusters[host]):
+            self._ends(host, cluster)
+        self.say(host, "down", now.attempt)
+
+    @precondition(lambda self: self.said)
+    @rule(data=st.data())
+    def says_it_again_and_late(self, data: st.DataObject) -> None:
+        old = data.draw(st.sampled_from(self.said))
+        if old.state is HostReported.FAILED and old.attempt == self.state.host(old.host).attempt:
+            return  # no launcher fails twice at what it has not begun again
+        ends = {"ended": "ended", "down": "ended", "failed": "failed"}.get(str(old.state), "")
+        current = old.attempt == self.state.host(old.host).attempt
+        self.tell(old, ends if current else "", old.host)
+
+    @rule(came=st.booleans())
+    def launchers_come_and_go(self, came: bool) -> None:
+        self.tell(model.LauncherCame() if came else model.LauncherGone(silent_s=15.0), "")
+
+    def _ends(self, host: str, cluster: Cluster) -> None:
+        """With all that runs there; its line stays as it is until somebody notices."""
+        self.clusters[host].remove(cluster)
+        cluster.agent = None
+        cluster.groups.clear()
+
+    # --- the agents --------------------------------------------------------------------------------------------
+
+    @rule(host=st.sampled_from(HOSTS), another=st.booleans())
+    def an_agent_dials(self, host: str, another: bool) -> None:
+        """Of any cluster that lives, the newest or one that was cut off."""
+        for cluster in self.clusters[host]:
+            if self.connected.get(host, (None,))[0] == cluster.attempt:
+                continue
+            if cluster.agent is None or another:
+                self.agents += 1
+                cluster.agent = self.agents
+                cluster.groups.clear()  # its ranks died with it
+            snapshots = tuple(
+                model.Snapshot(
+                    replica=replica, generation=generation, state=GroupPhase.RUNNING, live=frozenset({0})
+                )
+                for replica, generation in cluster.groups.items()
+            )
+            before = self.state.host(host)
+            fenced = cluster.attempt != before.attempt or before.phase in _OVER
+            known = self.connected.get(host)
+            if not fenced:
+                self.connected[host] = (cluster.attempt, cluster.agent)
+            self.tell(
+                model.AgentConnected(
+                    host=host,
+                    incarnation=cluster.agent,
+                    mono_ns=self.now,
+                    groups=snapshots,
+                    attempt=cluster.attempt,
+                ),
+                "",
+            )
+            if fenced:
+                assert cluster.agent is None, "an agent of an older attempt is fenced"
+                assert self.connected.get(host) == known, "and takes nobody's place"
+
+    @precondition(lambda self: self.connected)
+    @rule(data=st.data(), leaves=st.booleans())
+    def a_line_ends(self, data: st.DataObject, leaves: bool) -> None:
+        host = data.draw(st.sampled_from(sorted(self.connected)))
+        if leaves:
+            self.tell(model.HostLeaving(host=host, reason="SIGTERM"), "", host)
+        attempt, _ = self.connected.pop(host)
+        for cluster in self.clusters[host] if leaves else ():
+            if cluster.attempt == attempt:
+                cluster.agent = None
+                cluster.groups.clear()
+        self.tell(model.AgentDisconnected(host=host), "left", host)
+
+    @precondition(lambda self: self.connected)
+    @rule(data=st.data())
+    def a_group_commits(self, data: st.DataObject) -> None:
+        host = data.draw(st.sampled_from(sorted(self.connected)))
+        for cluster in self.clusters[host]:
+            if cluster.attempt == self.connected[host][0]:
+                for replica, generation in cluster.groups.items():
+                    whose = {"replica": replica, "generation": generation}
+                    self.tell(model.GenerationStarted(**whose), "")
+                    self.tell(model.RankSpawned(**whose, rank=0), "")
+                    self.tell(model.FirstCommit(**whose), "")
+
+    @rule(host=st.sampled_from(HOSTS))
+    def who_is_cut_off_counts_on(self, host: str) -> None:
+        """An agent restarts its groups whether it is heard or not."""
+        for cluster in self.clusters[host]:
+            if cluster.agent is not None and host not in self.connected:
+                for replica in cluster.groups:
+                    cluster.groups[replica] += 1
+
+    # --- time and orders ---------------------------------------------------------------------------------------
+
+    @rule(host=st.sampled_from(HOSTS), kind=st.sampled_from(["agent", "host"]))
+    def a_timer_fires(self, host: str, kind: str) -> None:
+        if kind == "agent" and host in self.connected:
+            return
+        ends = {"agent": "silent", "host": "paused"}[kind]
+        self.tell(model.TimerFired(name=f"{kind}:{host}"), ends, host)
+
+    @rule()
+    def the_controller_restarts(self) -> None:
+        self.connected.clear()
+        self.tell(model.ControllerStarted(), "")
+
+    @rule(rarely=st.integers(0, 9))
+    def down(self, rarely: int) -> None:
+        if rarely == 0:
+            self.tell(model.DownRequested(grace_s=1.0, reason="down"), "")
+
+    @rule(name=st.sampled_from(["reap", "stop", "drain", "leave"]))
+    def the_end_comes_nearer(self, name: str) -> None:
+        if self.state.phase is RunPhase.STOPPING:
+            self.tell(model.TimerFired(name=name), "")
+
+    # --- what must hold ----------------------------------------------------------------------------------------
+
+    @invariant()
+    def i6_there_are_never_two_clusters_of_a_slot(self) -> None:
+        for host in HOSTS:
+            assert len(self.clusters[host]) <= 1, "I6: one cluster a slot"
+
+    @invariant()
+    def who_is_connected_is_of_the_newest_attempt(self) -> None:
+        for host, (attempt, incarnation) in self.connected.items():
+            known = self.state.host(host)
+            if known.connected:
+                assert (known.attempt, known.incarnation) == (attempt, incarnation)
+
+    @invariant()
+    def groups_know_where_their_hosts_are(self) -> None:
+        groups = self.state.groups
+        assert groups == model.Groups.of(list(groups))
+        for group in groups:
+            host = self.state.host(group.host)
+            assert (group.away, group.host_lost) == (host.away, host.lost)
+
+    @invariant()
+    def a_run_that_waits_for_hosts_says_for_which(self) -> None:
+        if self.state.phase in (RunPhase.DEGRADED, RunPhase.STOPPING):
+            assert self.state.reason
+
+    @invariant()
+    def an_end_leaves_no_cluster_or_names_it(self) -> None:
+        state = self.state
+        if state.phase.ended:
+            assert state.reason
+            for host in HOSTS:
+                told = state.host(host).gone or "may still bill" in (state.reason or "")
+                assert told or not state.launched
+
+
+def wanted(state: model.State) -> list[tuple[int, bool]]:
+    return [(state.host(name).attempt, is_wanted(state, state.host(name))) for name in HOSTS]
+
+
+def test_whatever_happens_there_is_one_attempt_at_a_time_and_one_cluster_a_slot() -> None:
+    run_state_machine_as_test(_AnyHosts)  # type: ignore[no-untyped-call]

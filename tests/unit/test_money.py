@@ -1,0 +1,200 @@
+"""What a run costs and what of that was in vain, in virtual time."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from sky_monarch.controller.money import Budget, MoneyBook
+
+HOUR_NS = 3_600_000_000_000
+
+
+class Ledger:
+    """A money book, and a clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.book = MoneyBook()
+        self.hours = 0.0
+        self.booted = 7 * HOUR_NS
+        self.row("controller_started")
+
+    @property
+    def now(self) -> tuple[int, int]:
+        """Monotonic nanoseconds, Unix milliseconds."""
+        return self.booted + round(self.hours * HOUR_NS), 10**12 + round(self.hours * 3_600_000)
+
+    def row(self, event: str, **fields: Any) -> None:
+        mono_ns, wall_ms = self.now
+        self.book.apply({"event": event, "mono_ns": mono_ns, "wall_ms": wall_ms, **fields})
+
+    def report(self, host: str, attempt: int, state: str, price: float | None = None) -> None:
+        fields = {"kind": None, "reason": None, "choice": 0, "place": "here", "usd_per_hour": price}
+        self.row("host_report", host=host, attempt=attempt, state=state, **fields)
+
+    def connects(self, host: str, attempt: int) -> None:
+        self.row("agent_connected", host=host, attempt=attempt, groups=[])
+
+    def commits(self, host: str) -> None:
+        self.row("first_commit", host=host, replica=0, generation=1, step=1)
+
+    def after(self, hours: float) -> Ledger:
+        self.hours += hours
+        return self
+
+    def restarted(self) -> Ledger:
+        """Another controller, which has the journal's summary."""
+        kept = json.loads(json.dumps(self.book.summary()))
+        self.book = MoneyBook()
+        self.book.restore(kept)
+        return self
+
+    def cost(self, host: str | None = None) -> tuple[float | None, float | None]:
+        found = self.book.totals(*self.now) if host is None else self.book.document(host, *self.now)
+        return found["cost_usd"], found["wasted_usd"]
+
+
+def test_a_host_bills_from_its_launch_until_somebody_has_said_that_it_is_gone() -> None:
+    ledger = Ledger()
+    ledger.report("a", 1, "launching", 10.0)
+    ledger.after(0.5).report("a", 1, "launched", 16.0)
+    ledger.connects("a", 1)
+    ledger.after(0.5).commits("a")
+    assert ledger.after(1.0).cost() == (32.0, 16.0), "by the price that it really has, from the launch on"
+    ledger.report("a", 1, "down")
+    assert ledger.after(5.0).cost() == (32.0, 16.0)
+
+
+def test_an_attempt_without_a_commit_is_wasted_as_a_whole_and_so_is_a_replacement_until_its_first_one() -> (
+    None
+):
+    ledger = Ledger()
+    for attempt in (1, 2):
+        ledger.report("a", attempt, "launching", 8.0)
+        ledger.report("a", attempt, "launched", 8.0)
+        ledger.connects("a", attempt)
+        ledger.after(1.0).report("a", attempt, "ended")
+    assert ledger.cost("a") == (16.0, 16.0)
+    ledger.report("a", 3, "launching", 8.0)
+    ledger.connects("a", 3)
+    ledger.after(1.0).commits("a")
+    ledger.after(1.0).report("a", 3, "ended")
+    ledger.report("a", 4, "launching", 8.0)
+    assert ledger.after(0.5).cost("a") == (36.0, 28.0)
+
+
+def test_what_never_came_costs_nothing() -> None:
+    ledger = Ledger()
+    ledger.report("a", 1, "launching", 8.0)
+    ledger.after(2.0).report("a", 1, "failed")
+    assert ledger.after(2.0).cost() == (0.0, 0.0)
+
+
+def test_a_launch_that_failed_after_its_host_was_there_is_paid_for() -> None:
+    ledger = Ledger()
+    ledger.report("a", 1, "launching", 8.0)
+    ledger.report("a", 1, "launched", 8.0)
+    ledger.after(2.0).report("a", 1, "failed")
+    assert ledger.after(2.0).cost() == (16.0, 16.0)
+
+
+def test_a_cluster_that_is_replaced_without_a_word_on_its_end_bills_until_the_next_one_is_launched() -> None:
+    ledger = Ledger()
+    ledger.report("a", 1, "launching", 8.0)
+    ledger.report("a", 1, "launched", 8.0)
+    ledger.after(1.0).report("a", 2, "launching", 8.0)
+    assert ledger.after(1.0).cost() == (16.0, 16.0), "one of them at a time"
+    ledger.report("a", 1, "ended", 8.0)
+    assert ledger.cost() == (16.0, 16.0), "said late, it changes nothing"
+
+
+def test_hosts_are_added_up_and_those_without_a_price_left_out() -> None:
+    ledger = Ledger()
+    for host, price in (("a", 2.0), ("b", 4.0), ("c", None)):
+        ledger.report(host, 1, "launching", price)
+        ledger.report(host, 1, "launched", price)
+    ledger.after(1.0)
+    assert ledger.cost() == (6.0, 6.0)
+    assert ledger.cost("c") == (None, None)
+    assert ledger.book.usd_per_hour() == 6.0
+    assert ledger.book.cost(*ledger.now).unpriced
+
+
+def test_a_run_without_hosts_has_no_cost() -> None:
+    ledger = Ledger()
+    ledger.row("agent_connected", host="local", groups=[])
+    ledger.commits("local")
+    assert ledger.after(1.0).cost() == (None, None)
+
+
+def test_the_time_in_which_no_controller_ran_is_paid_for_also_over_a_restart_of_the_machine() -> None:
+    ledger = Ledger()
+    ledger.report("a", 1, "launching", 1.0)
+    ledger.report("a", 1, "launched", 1.0)
+    ledger.after(2.0).restarted().row("controller_started")
+    assert ledger.cost() == (2.0, 2.0)
+    ledger.booted = -ledger.after(3.0).now[0] + ledger.booted  # its clock begins anew
+    ledger.restarted().row("controller_started")
+    assert ledger.cost() == (5.0, 5.0)
+    assert ledger.after(1.0).cost() == (6.0, 6.0)
+
+
+def test_rows_that_were_made_together_count_no_time_twice() -> None:
+    ledger = Ledger()
+    ledger.report("a", 1, "launched", 3600.0)
+    mono_ns, wall_ms = ledger.now
+    for _ in range(1000):
+        for ahead_ns in (2_000_000, 0):
+            ledger.book.apply({"event": "notice", "mono_ns": mono_ns + ahead_ns, "wall_ms": wall_ms})
+    assert ledger.book.cost(mono_ns, wall_ms).usd == pytest.approx(0.002)
+
+
+def test_the_clock_of_a_host_is_nobodys_business() -> None:
+    ledger = Ledger()
+    mono_ns, wall_ms = ledger.now
+    elsewhere = {"event": "notice", "mono_ns": 5, "received_ns": mono_ns + HOUR_NS, "wall_ms": wall_ms}
+    ledger.report("a", 1, "launched", 1.0)
+    ledger.book.apply(elsewhere)
+    assert ledger.after(1.0).cost() == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_budget_is_due_when_it_says_and_not_before(restart: bool) -> None:
+    ledger, budget = Ledger(), Budget(max_usd=50.0, max_hours=10.0)
+    for host in ("a", "b"):
+        ledger.report(host, 1, "launching", 5.0)
+        ledger.report(host, 1, "launched", 5.0)
+    if restart:
+        ledger.restarted()
+    assert budget.due_s(ledger.book, *ledger.now) == pytest.approx(5 * 3600)
+    assert budget.spent(ledger.book, *ledger.after(4.99).now) is None
+    reason = budget.spent(ledger.book, *ledger.after(0.02).now)
+    assert reason == "the budget is spent: 50.10 of max_usd 50"
+
+
+def test_a_budget_in_hours_runs_from_the_beginning_of_the_run_hosts_or_not() -> None:
+    ledger, budget = Ledger(), Budget(max_hours=2.5)
+    assert budget.due_s(ledger.book, *ledger.now) == pytest.approx(2.5 * 3600)
+    ledger.after(1.0).row("notice")
+    assert budget.due_s(ledger.book, *ledger.now) == pytest.approx(1.5 * 3600)
+    assert budget.spent(ledger.book, *ledger.now) is None
+    reason = budget.spent(ledger.book, *ledger.after(1.5).now)
+    assert reason == "the budget is spent: the run has lasted max_hours, 2.5"
+
+
+def test_a_budget_in_money_is_never_due_while_nothing_bills() -> None:
+    ledger = Ledger()
+    assert Budget(max_usd=5.0).due_s(ledger.book, *ledger.now) is None
+    assert Budget().unlimited
+
+
+def test_what_was_said_last_of_a_host_is_known_to_be_said_again() -> None:
+    ledger = Ledger()
+    ledger.report("a", 1, "launching", 8.0)
+    said = {"kind": None, "reason": None, "choice": 0, "place": "here", "usd_per_hour": 8.0}
+    again = {"event": "host_report", "host": "a", "attempt": 1, "state": "launching", **said}
+    assert ledger.restarted().book.repeats(again)
+    assert not ledger.book.repeats({**again, "state": "launched"})
+    assert not ledger.book.repeats({**again, "host": "b"})
