@@ -1,7 +1,11 @@
 """The only importer of SkyPilot, which costs seconds of processor time: nothing else may need it.
 
-For now it asks one thing: what the catalogs of the installed SkyPilot say about a task. That needs no credentials
-and no network, as long as the catalogs are on this machine.
+Two things are asked of it. What the catalogs of the installed SkyPilot say about a task: that needs no credentials
+and no network, as long as the catalogs are on this machine. And requests to its API server, which answers each with
+an id at once: they live in the server, so whoever knows the id can wait for one, also after a restart of ours.
+
+An API server is never started on the way (the SDK would): it would belong to the run that happened to need it, and
+end with it. :func:`ensure_server` is for a command that a person typed.
 """
 
 from __future__ import annotations
