@@ -90,6 +90,11 @@ class Candidates:
         """Hosts that are up, as far as it was told."""
         return sorted(self._up)
 
+    @property
+    def scout(self) -> str | None:
+        """The host that finds out; None while none does."""
+        return self._scout
+
     def next(self, host: str, attempt: int) -> Turn | Exhausted | None:
         """What this attempt of a host tries now; None: it waits for what the scout finds."""
         if (choice := self.settled) is not None:

@@ -29,6 +29,7 @@ _BY_CLASS = {
         "PermissionDeniedError",
     },
     Kind.REFUSED: {
+        "ImportError",
         "InvalidCloudConfigs",
         "InvalidClusterNameError",
         "InvalidSkyPilotConfigError",

@@ -303,7 +303,8 @@ class Host:
             # Nothing was asked for, or it is down already: what has this name by now is not ours.
             self._report(Record(host=self.name, attempt=order.attempt, phase=Phase.ENDED), "down")
             return
-        record = record or Record(host=self.name, attempt=order.attempt, phase=Phase.ENDED)
+        known = record or Record(host=self.name, attempt=order.attempt, phase=Phase.ENDED)
+        record = replace(known, attempt=order.attempt)  # also where that attempt was never begun
         shared.gone(self.name)
         while (left := self._down_within(shared.limits.down_s)) is not None:
             self._report(replace(record, reason=f"{self.name} may still bill: {left}"), "down_failed")

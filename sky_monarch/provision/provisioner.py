@@ -89,6 +89,9 @@ class Provisioner:
             version = wanted.version
             for order in wanted.orders:
                 self._want(order)
+            # Of another process of us, and not wanted any more: nobody would hear what it finds.
+            if (scout := self._shared.candidates.scout) is not None and scout not in self._hosts:
+                self._shared.gone(scout)
 
     def finish(self) -> None:
         """Wait for the threads, within a limit: they may be in the middle of a question to a provider."""
