@@ -19,6 +19,7 @@ BENCHES = (
     "lighthouse",
     "overhead",
     "policy",
+    "provision",
     "recovery",
 )
 _WITH_OPTIONS = {"chaos", "overhead", "recovery"}

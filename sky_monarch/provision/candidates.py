@@ -1,0 +1,202 @@
+"""Which choice of the plan a host tries next. Pure: no clock, no thread, nobody is asked.
+
+A job is in one place as a whole. While none of its hosts is up, one of them, the scout, tries the choices in
+order, each once; the others wait for what it finds. Once a host is up, the job stays there: the others are
+launched in that choice (and in the very zone of the first, where the plan says that they follow it), however
+often that fails, and no good host is given up for another choice. Where all hosts are lost, the next scout begins
+with the choice that they were in.
+
+A round of choices that all failed is over for every attempt that has taken part in it: the same reasons for all,
+and what is launched next is up to the controller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from sky_monarch.provision.classify import worst
+from sky_monarch.provision.provider import Kind, Turn
+
+__all__ = ["Candidates", "Exhausted", "Reason"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """Why a choice did not work out.
+
+    Attributes:
+        choice: Its number.
+        kind: What that means.
+        text: In words.
+    """
+
+    choice: int
+    kind: Kind
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exhausted:
+    """An attempt that has nothing left to try.
+
+    Attributes:
+        kind: What its reasons come to.
+        reasons: One for each choice that was tried, in the order of the plan.
+    """
+
+    kind: Kind
+    reasons: tuple[Reason, ...]
+
+
+@dataclass(slots=True)
+class _Round:
+    """One pass through the choices."""
+
+    number: int = 0
+    tried: list[Reason] = field(default_factory=list)
+
+
+class Candidates:
+    """The choices of one job.
+
+    Args:
+        count: How many there are, at least one.
+        follow: Of each choice, whether hosts follow the first one to its zone.
+    """
+
+    def __init__(self, count: int, *, follow: Sequence[bool] = ()) -> None:
+        if count < 1:
+            raise ValueError("a plan has at least one choice")
+        self._count = count
+        self._follow = list(follow) or [False] * count
+        self._up: set[str] = set()
+        self._choice: int | None = None  # of the hosts that are up, or last were
+        self._infra: str | None = None
+        self._scout: str | None = None
+        self._round = _Round()
+        self._joined: dict[str, tuple[int, int]] = {}  # attempt and round of each host that asks
+        self._refused: dict[int, Reason] = {}
+        self._verdict: Exhausted | None = None
+
+    @property
+    def settled(self) -> int | None:
+        """The choice that the job is in; None while no host is up."""
+        return self._choice if self._up else None
+
+    @property
+    def hosts_up(self) -> list[str]:
+        """Hosts that are up, as far as it was told."""
+        return sorted(self._up)
+
+    @property
+    def scout(self) -> str | None:
+        """The host that finds out; None while none does."""
+        return self._scout
+
+    def next(self, host: str, attempt: int) -> Turn | Exhausted | None:
+        """What this attempt of a host tries now; None: it waits for what the scout finds."""
+        if (choice := self.settled) is not None:
+            return Turn(choice=choice, infra=self._infra if self._follow[choice] else None)
+        known = self._joined.get(host)
+        if known is None or known[0] != attempt:
+            self._joined[host] = known = (attempt, self._round.number)
+        if known[1] < self._round.number:
+            return self._verdict
+        left = self._left()
+        if not left:
+            return self._over()
+        if len(left) == 1 and not self._round.tried and not self._follow[left[0]]:
+            return Turn(choice=left[0])  # nothing to find out: all at once
+        if self._scout not in (None, host):
+            return None
+        self._scout = host
+        return Turn(choice=left[0])
+
+    def up(self, host: str, choice: int, infra: str | None) -> None:
+        """A host is up: the job stays where it is."""
+        if not self._up:
+            self._choice, self._infra = choice, infra
+        self._up.add(host)
+        self._scout = None
+        self._round = _Round(self._round.number)
+
+    def failed(self, host: str, choice: int, kind: Kind, text: str) -> Exhausted | None:
+        """A host did not come up in a choice; None: it asks for the next one."""
+        reason = Reason(choice=choice, kind=kind, text=text)
+        if self.settled is not None:
+            self._let_go(host)
+            return Exhausted(kind=kind, reasons=(reason,))
+        if kind is Kind.REFUSED:
+            self._refused[choice] = reason
+        if self._scout != host:  # launched beside others in the only choice: its own failure, nobody else's
+            if kind is not Kind.REFUSED or self._left():
+                return Exhausted(kind=kind, reasons=(reason,))
+            return self._over()
+        self._round.tried.append(reason)
+        if kind is Kind.CREDENTIALS or not self._left():
+            return self._over()
+        return None
+
+    def gone(self, host: str) -> None:
+        """A host is not up any more, or does not try any more."""
+        self._up.discard(host)
+        if not self._up:
+            self._infra = None
+        self._let_go(host)
+
+    def _let_go(self, host: str) -> None:
+        if self._scout == host:
+            self._scout = None
+
+    def _order(self) -> list[int]:
+        """The choices as they are tried: that of the hosts that were up last comes first."""
+        first = self._choice
+        return sorted(range(self._count), key=lambda choice: (choice != first, choice))
+
+    def _left(self) -> list[int]:
+        tried = {reason.choice for reason in self._round.tried}
+        return [choice for choice in self._order() if choice not in tried and choice not in self._refused]
+
+    def _over(self) -> Exhausted:
+        """End the round: whoever was in it has the same verdict."""
+        tried = {reason.choice: reason for reason in (*self._refused.values(), *self._round.tried)}
+        reasons = tuple(tried[choice] for choice in sorted(tried))
+        self._verdict = Exhausted(kind=worst(reason.kind for reason in reasons), reasons=reasons)
+        self._round = _Round(self._round.number + 1)
+        self._scout = None
+        return self._verdict
+
+    def to_json(self) -> dict[str, Any]:
+        """What a restart has to know."""
+        return {
+            "up": sorted(self._up),
+            "choice": self._choice,
+            "infra": self._infra,
+            "scout": self._scout,
+            "round": self._round.number,
+            "tried": [asdict(reason) for reason in self._round.tried],
+            "joined": self._joined,
+            "refused": [asdict(reason) for reason in self._refused.values()],
+            "verdict": None
+            if self._verdict is None
+            else {"kind": self._verdict.kind, "reasons": [asdict(one) for one in self._verdict.reasons]},
+        }
+
+    def restore(self, values: Mapping[str, Any]) -> None:
+        """Go on where another process was."""
+        verdict = values.get("verdict")
+        self._up = set(values.get("up") or ())
+        self._choice, self._infra = values.get("choice"), values.get("infra")
+        self._scout = values.get("scout")
+        self._round = _Round(values.get("round", 0), _reasons(values.get("tried")))
+        self._joined = {host: (int(a), int(r)) for host, (a, r) in (values.get("joined") or {}).items()}
+        self._refused = {reason.choice: reason for reason in _reasons(values.get("refused"))}
+        self._verdict = verdict and Exhausted(
+            kind=Kind(verdict["kind"]), reasons=tuple(_reasons(verdict["reasons"]))
+        )
+
+
+def _reasons(values: Any) -> list[Reason]:
+    return [Reason(**{**value, "kind": Kind(value["kind"])}) for value in values or ()]

@@ -1,0 +1,363 @@
+"""One host: brought to what the controller wants of it, by a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+import structlog
+
+from sky_monarch.provision.candidates import Exhausted
+from sky_monarch.provision.classify import plain
+from sky_monarch.provision.client import Backoff
+from sky_monarch.provision.provider import HostOrder, Kind, Launched, ProvisionError, Superseded, Turn
+from sky_monarch.provision.requests import Phase, Record
+from sky_monarch.provision.shared import Shared
+
+__all__ = ["Host"]
+
+_log = structlog.get_logger()
+T = TypeVar("T")
+#: Waits are ended by what they wait for; looked at again now and then all the same.
+_LOOK_AGAIN_S = 30.0
+_CLEAN_UP_S = 120.0
+
+
+class Host:
+    """A host and its thread.
+
+    Args:
+        name: Its name, which is its cluster's.
+        shared: What it shares with the others.
+    """
+
+    def __init__(self, name: str, shared: Shared) -> None:
+        self.name = name
+        self._shared = shared
+        self._news = threading.Condition(shared.lock)
+        self._order: HostOrder | None = None
+        self._done: tuple[int, str] | None = None
+        self._ended: Record | None = None
+        self._stop = threading.Event()  # set where what is being done is not wanted any more
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def want(self, order: HostOrder) -> None:
+        """The controller wants this; anything else that is under way is given up."""
+        with self._shared.lock:
+            changed = self._order is None or self._order.key != order.key
+            self._order = order
+            if changed:
+                self._stop.set()
+                self._news.notify_all()
+        if self._thread.ident is None:
+            self._thread.start()
+
+    def ended(self, attempt: int, reason: str) -> None:
+        """It was up, and is not any more. Of any other attempt, or said again, it is no news."""
+        with self._shared.lock:
+            record = self._shared.requests.get(self.name)
+            if record is None or record.phase is not Phase.UP or attempt not in (0, record.attempt):
+                return
+            self._shared.gone(self.name)
+            self._ended = self._shared.keep(replace(record, phase=Phase.ENDED, reason=reason))
+            self._news.notify_all()
+
+    def wake(self) -> None:
+        """Look again. The lock is held."""
+        self._news.notify_all()
+
+    def close(self, timeout_s: float) -> bool:
+        """This process ends: waits are given up, clusters stay. Returns whether the thread has ended."""
+        with self._shared.lock:
+            self._stop.set()
+            self._news.notify_all()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    # --- the thread -------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while (task := self._next()) is not None:
+                try:
+                    task()
+                except Superseded:
+                    continue
+        except BaseException:
+            self._shared.fail()
+            raise
+
+    def _next(self) -> Callable[[], None] | None:
+        """What there is to do; None where this process ends."""
+        with self._shared.lock:
+            while not self._shared.closing.is_set():
+                if (record := self._ended) is not None:
+                    self._ended = None
+                    return lambda: self._report(record, "ended")
+                order = self._order
+                if order is not None and order.key != self._done:
+                    self._stop = threading.Event()
+                    return lambda: self._bring(order)
+                self._news.wait(_LOOK_AGAIN_S)
+        return None
+
+    def _await(self, probe: Callable[[], T | None]) -> T:
+        """Wait for something that is not None.
+
+        Raises:
+            Superseded: Something else is wanted by now.
+        """
+        shared = self._shared
+        with shared.lock:
+            shared.waiting.add(self)
+            try:
+                while not (self._stop.is_set() or shared.closing.is_set()):
+                    if (found := probe()) is not None:
+                        return found
+                    self._news.wait(_LOOK_AGAIN_S)
+            finally:
+                shared.waiting.discard(self)
+        raise Superseded
+
+    def _pause(self, backoff: Backoff) -> None:
+        if self._stop.wait(backoff.delay_s()) or self._shared.closing.is_set():
+            raise Superseded
+
+    def _backoff(self) -> Backoff:
+        return Backoff(self._shared.limits.backoff_s, self._shared.limits.backoff_max_s)
+
+    def _again(self, ask: Callable[[], T], what: str) -> T:
+        """Ask a provider, and again where an error came in between, a few times.
+
+        Raises:
+            ProvisionError: Its last answer.
+            Superseded: Something else is wanted by now.
+        """
+        backoff = self._backoff()
+        for left in reversed(range(self._shared.limits.retries)):
+            try:
+                return ask()
+            except ProvisionError as error:
+                if error.kind is not Kind.ERROR or not left:
+                    raise
+                _log.warning("tried again", what=what, host=self.name, error=plain(str(error)))
+            self._pause(backoff)
+        raise AssertionError("asked at least once")
+
+    def _bring(self, order: HostOrder) -> None:
+        if order.want == "down":
+            self._take_down(order)
+        else:
+            self._bring_up(order)
+        self._done = order.key
+
+    # --- up ---------------------------------------------------------------------------------------
+
+    def _bring_up(self, order: HostOrder) -> None:
+        record = self._shared.requests.get(self.name)
+        try:
+            if record is None:
+                record = self._recognise(order)
+            elif record.attempt != order.attempt:
+                self._clear(record)
+                record = None
+        except ProvisionError as error:
+            kind, text = error.kind, plain(str(error))
+            failed = Record(host=self.name, attempt=order.attempt, phase=Phase.FAILED, kind=kind, reason=text)
+            self._report(failed, "failed")
+            return
+        if record is None:
+            record = self._shared.keep(Record(host=self.name, attempt=order.attempt, phase=Phase.LAUNCHING))
+        elif record.phase is not Phase.LAUNCHING:
+            # Another process of us brought it there: the controller may not have heard of it.
+            state = {Phase.UP: "launched", Phase.ENDED: "ended", Phase.FAILED: "failed"}[record.phase]
+            self._report(record, state)
+            return
+        try:
+            self._launch(order, record)
+        except Superseded:
+            if not self._shared.closing.is_set():  # else it goes on where it was, in the next process
+                self._shared.gone(self.name)
+            raise
+
+    def _recognise(self, order: HostOrder) -> Record | None:
+        """A cluster of this name for which this run never asked is somebody else's, and not touched.
+
+        Where it cannot be known who asked, it counts as the attempt that is wanted: if it is not, its agent is
+        refused by the controller, which then wants another attempt.
+        """
+        provider, requests = self._shared.provider, self._shared.requests
+        if not self._again(lambda: provider.exists(self.name), "look for a cluster"):
+            return None
+        if requests.lost:
+            return self._shared.keep(Record(host=self.name, attempt=order.attempt, phase=Phase.UP))
+        raise ProvisionError(
+            f"there is a cluster {self.name} already, which this run did not launch: "
+            "take it down, or give the job another name",
+            kind=Kind.REFUSED,
+        )
+
+    def _clear(self, record: Record) -> None:
+        """End what is left of an older attempt: no slot ever has two clusters."""
+        self._shared.gone(self.name)
+        if record.choice is not None or record.phase is not Phase.LAUNCHING:
+            _log.info("an older attempt goes first", host=self.name, attempt=record.attempt)
+            if (left := self._down_within(self._shared.limits.down_s)) is not None:
+                text = f"attempt {record.attempt} may still be there, and bill: {left}"
+                raise ProvisionError(text, kind=left.kind)
+        self._drop()
+
+    def _launch(self, order: HostOrder, record: Record) -> None:
+        shared = self._shared
+        turn: Turn | Exhausted
+        if record.asked_ms is not None and record.choice is not None:  # another process of us was here
+            turn = Turn(choice=record.choice, infra=record.infra)
+        else:
+            turn = self._await(lambda: shared.candidates.next(self.name, order.attempt))
+        while isinstance(turn, Turn):
+            choice = turn.choice
+            failure = self._launch_in(order, turn)
+            if failure is None:
+                return
+            with shared.lock:
+                over = shared.candidates.failed(self.name, choice, failure.kind, plain(str(failure)))
+                shared.wake_waiting()
+            turn = over or self._await(lambda: shared.candidates.next(self.name, order.attempt))
+        self._give_up(order, turn)
+
+    def _launch_in(self, order: HostOrder, turn: Turn) -> ProvisionError | None:
+        """Launch in one choice; None: it is up."""
+        shared = self._shared
+        with shared.lock:
+            shared.queue.append(self)
+        try:
+            self._await(lambda: shared.take_slot(self))
+        except Superseded:
+            shared.leave_queue(self)
+            raise
+        try:
+            record = self._begin(order, turn)
+            self._report(record, "launching")
+            launched = self._again(
+                lambda: shared.provider.launch(order, shared.choices[turn.choice], turn, stop=self._stop),
+                "launch",
+            )
+        except ProvisionError as error:
+            return self._clean_up(error)
+        finally:
+            shared.free_slot()
+        with shared.lock:
+            shared.candidates.up(self.name, turn.choice, launched.infra)
+            record = shared.keep(_record(order, turn, Phase.UP, launched))
+            shared.wake_waiting()
+        self._report(record, "launched")
+        return None
+
+    def _begin(self, order: HostOrder, turn: Turn) -> Record:
+        """Write down what is about to be asked for, unless it was asked for already."""
+        with self._shared.lock:
+            record = self._shared.requests.get(self.name)
+            if record is not None and record.asked_ms is not None and record.choice == turn.choice:
+                return record
+            return self._shared.keep(_record(order, turn, Phase.LAUNCHING))
+
+    def _clean_up(self, error: ProvisionError) -> ProvisionError:
+        """After a failed launch SkyPilot leaves what there is of the cluster, for people to look at: it costs."""
+        if (left := self._down_within(_CLEAN_UP_S)) is None:
+            return error
+        text = f"{error}; what there is of {self.name} may still bill: {left}"
+        return ProvisionError(text, kind=error.kind)
+
+    def _give_up(self, order: HostOrder, over: Exhausted) -> None:
+        """Nothing is left to try for this attempt."""
+        if len(self._shared.choices) == 1:
+            text = "; ".join(reason.text for reason in over.reasons)
+        else:
+            text = "; ".join(f"{self._name_of(one.choice)}: {one.kind}: {one.text}" for one in over.reasons)
+        tried = self._shared.requests.get(self.name)
+        record = Record(
+            host=self.name,
+            attempt=order.attempt,
+            phase=Phase.FAILED,
+            choice=tried.choice if tried else None,
+            kind=over.kind,
+            reason=text,
+        )
+        self._report(self._shared.keep(record), "failed")
+
+    def _name_of(self, choice: int) -> str:
+        values = self._shared.choices[choice]
+        parts = [values.get("infra"), values.get("accelerator"), "spot" if values.get("use_spot") else None]
+        return f"{choice + 1}. {' '.join(str(part) for part in parts if part)}"
+
+    # --- down -------------------------------------------------------------------------------------
+
+    def _take_down(self, order: HostOrder) -> None:
+        shared = self._shared
+        record = shared.requests.get(self.name)
+        if record is None and not shared.requests.lost:
+            # Nothing was asked for, or it is down already: what has this name by now is not ours.
+            self._report(Record(host=self.name, attempt=order.attempt, phase=Phase.ENDED), "down")
+            return
+        known = record or Record(host=self.name, attempt=order.attempt, phase=Phase.ENDED)
+        record = replace(known, attempt=order.attempt)  # also where that attempt was never begun
+        shared.gone(self.name)
+        while (left := self._down_within(shared.limits.down_s)) is not None:
+            self._report(replace(record, reason=f"{self.name} may still bill: {left}"), "down_failed")
+            if self._stop.wait(shared.limits.down_again_s):
+                raise Superseded
+        self._drop()
+        self._report(replace(record, reason=order.reason), "down")
+
+    def _down_within(self, limit_s: float) -> ProvisionError | None:
+        """Take it down; what was said last, where it may still be there after ``limit_s``."""
+        deadline = time.monotonic() + limit_s
+        backoff = self._backoff()
+        while True:
+            try:
+                self._shared.provider.down(self.name, stop=self._stop)
+                return None
+            except ProvisionError as error:
+                _log.warning("a host does not go", host=self.name, error=plain(str(error)))
+                if time.monotonic() > deadline or error.kind is Kind.CREDENTIALS:
+                    return ProvisionError(plain(str(error)), kind=error.kind)
+            self._pause(backoff)
+
+    def _drop(self) -> None:
+        with self._shared.lock:
+            self._shared.requests.drop(self.name, candidates=self._shared.candidates.to_json())
+
+    # --- reports ----------------------------------------------------------------------------------
+
+    def _report(self, record: Record, state: str) -> None:
+        kind = record.kind if state == "failed" else None
+        reason = record.reason or None
+        _log.info("host", host=record.host, attempt=record.attempt, state=state, kind=kind, reason=reason)
+        self._shared.controller.report(
+            {
+                "host": record.host,
+                "attempt": record.attempt,
+                "state": state,
+                "kind": kind,
+                "reason": reason,
+                "choice": record.choice,
+                "place": record.place,
+                "usd_per_hour": record.usd_per_hour,
+            }
+        )
+
+
+def _record(order: HostOrder, turn: Turn, phase: Phase, launched: Launched | None = None) -> Record:
+    return Record(
+        host=order.host,
+        attempt=order.attempt,
+        phase=phase,
+        choice=turn.choice,
+        infra=turn.infra,
+        place=launched.place if launched else None,
+        usd_per_hour=launched.usd_per_hour if launched else None,
+    )

@@ -1,0 +1,60 @@
+"""A host's task for one attempt: what it has not in common with any other. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from sky_monarch.provision.provider import HostOrder
+
+__all__ = ["address", "armed", "variables"]
+
+
+def address(task: Mapping[str, Any], order: HostOrder) -> dict[str, Any]:
+    """The task with what the agent of this attempt is told.
+
+    What is secret stands in ``secrets`` alone, which SkyPilot redacts where it shows a task.
+    """
+    run_id = order.agent.get("run_id", "")
+    told = json.dumps(dict(order.agent), separators=(",", ":"))
+    folder = f"{run_id}/{order.host}-a{order.attempt}"
+    return {
+        **task,
+        "envs": {**task.get("envs", {}), "SKY_MONARCH_FOLDER": folder, "SKY_MONARCH_HOST": told},
+        "secrets": {**task.get("secrets", {}), "SKY_MONARCH_ENROLMENT": order.enrolment},
+    }
+
+
+def armed(task: Mapping[str, Any], *, infra: str | None, autodown_minutes: int | None) -> dict[str, Any]:
+    """The task as it is launched: it ends its cluster itself, and goes where the first host is.
+
+    Args:
+        task: What :func:`address` returned.
+        infra: Where exactly; None: as the task says.
+        autodown_minutes: A cluster on which nothing runs for so long ends itself, where its cloud can. None: as
+            the task says.
+    """
+    resources = dict(task.get("resources") or {})
+    if infra is not None:
+        resources["infra"] = infra
+    if autodown_minutes is not None and resources.get("autostop"):
+        resources["autostop"] = {"idle_minutes": autodown_minutes, "down": True}
+    return {**task, "resources": resources}
+
+
+def variables(order: HostOrder, mark: str) -> dict[str, str]:
+    """What SkyPilot sets on a node, for a host that is a process of this machine.
+
+    Args:
+        order: Which host.
+        mark: ``SKYPILOT_TASK_ID=…``, which tells its processes apart.
+    """
+    name, _, value = mark.partition("=")
+    return {
+        name: value,
+        "SKYPILOT_CLUSTER_INFO": json.dumps({"cluster_name": order.host, "cloud": "local"}),
+        "SKYPILOT_NODE_IPS": "127.0.0.1",
+        "SKYPILOT_NODE_RANK": "0",
+        "SKYPILOT_NUM_NODES": "1",
+    }

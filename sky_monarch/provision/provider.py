@@ -1,0 +1,216 @@
+"""What a provider is: the one place that knows how a host comes into being, and how it goes."""
+
+from __future__ import annotations
+
+import enum
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from sky_monarch.errors import LaunchError
+
+__all__ = [
+    "HostOrder",
+    "Kind",
+    "Launched",
+    "Notice",
+    "Provider",
+    "ProvisionError",
+    "Seen",
+    "Superseded",
+    "Turn",
+    "cluster_of",
+    "task_of",
+]
+
+
+class Kind(enum.StrEnum):
+    """What a failed launch says about the next one."""
+
+    CAPACITY = "capacity"
+    """There is none now; there may be some later, or elsewhere."""
+    CREDENTIALS = "credentials"
+    """We are not who may ask: no other attempt helps until somebody mends that."""
+    REFUSED = "refused"
+    """This will never be launched there."""
+    ERROR = "error"
+    """Something failed on the way; the same again may work."""
+
+
+class Seen(enum.StrEnum):
+    """What a provider says of a cluster."""
+
+    UP = "up"
+    INIT = "init"
+    """On its way, or not quite there any more: proves nothing."""
+    STOPPED = "stopped"
+    GONE = "gone"
+    UNKNOWN = "unknown"
+    """No answer: proves nothing."""
+
+
+class ProvisionError(LaunchError):
+    """A provider did not do what it was asked for.
+
+    Attributes:
+        kind: What that says about the next attempt.
+    """
+
+    def __init__(self, message: str, *, kind: Kind = Kind.ERROR, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.kind = kind
+
+
+class Superseded(Exception):  # noqa: N818  (no error: the controller wants something else by now)
+    """A wait was given up, because something else is wanted or this process ends. Nothing was undone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostOrder:
+    """What the controller wants of one host.
+
+    Attributes:
+        host: Its name, which is its cluster's.
+        attempt: Counts how often it was provisioned, from 1. Each one is fenced from those before it.
+        want: ``up`` or ``down``.
+        reason: Why.
+        groups: Replica groups on it.
+        agent: What ``SKY_MONARCH_HOST`` holds: configuration of its agent, no secrets.
+        enrolment: What ``SKY_MONARCH_ENROLMENT`` holds: base64 of the secrets of this attempt.
+    """
+
+    host: str
+    attempt: int
+    want: str
+    reason: str = ""
+    groups: tuple[int, ...] = ()
+    agent: Mapping[str, Any] = field(default_factory=dict)
+    enrolment: str = field(default="", repr=False)
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """What makes it another order. The enrolment is issued anew in each answer."""
+        return self.attempt, self.want
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """What a host is to try.
+
+    Attributes:
+        choice: Number of the choice in the plan.
+        infra: Where exactly, where others of the job are up already; None: as the choice says.
+    """
+
+    choice: int
+    infra: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launched:
+    """A host that is there.
+
+    Attributes:
+        place: Where, for people.
+        infra: Where, as SkyPilot spells it, for those that follow it; None where nothing need follow.
+        usd_per_hour: What it costs; None where that is unknown.
+    """
+
+    place: str | None = None
+    infra: str | None = None
+    usd_per_hour: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """What a provider is certain of without having been asked: a cluster is about to go, or gone.
+
+    Attributes:
+        cluster: Which.
+        attempt: Of which attempt; 0: of whichever there is.
+        reason: What it says.
+    """
+
+    cluster: str
+    attempt: int
+    reason: str
+
+
+class Provider(Protocol):
+    """Launches hosts. All methods may block, each within a limit of its own, and are called from many threads.
+
+    Nothing but :class:`ProvisionError` and :class:`Superseded` is raised.
+    """
+
+    def launch(
+        self, order: HostOrder, choice: Mapping[str, Any], turn: Turn, *, stop: threading.Event
+    ) -> Launched:
+        """Bring up one host, or go on with what an earlier process of us began for the same attempt.
+
+        Args:
+            order: Which host and attempt.
+            choice: The choice of the plan, :meth:`Choice.to_json`.
+            turn: Which of them that is, and where exactly.
+            stop: Set where the launch is not wanted any more; what there is of it is left as it is.
+
+        Raises:
+            ProvisionError: It did not come up.
+            Superseded: ``stop`` was set.
+        """
+        ...
+
+    def exists(self, cluster: str) -> bool:
+        """Whether there is a cluster of this name, whoever made it. Cheap: what the provider has noted counts.
+
+        Raises:
+            ProvisionError: It does not say.
+        """
+        ...
+
+    def status(self, clusters: Sequence[str]) -> dict[str, Seen]:
+        """What became of clusters, asked anew; one that the provider says nothing of is :attr:`Seen.UNKNOWN`."""
+        ...
+
+    def down(self, cluster: str, *, stop: threading.Event) -> None:
+        """End a cluster in whatever phase it is, a launch under way too. Twice is fine; of one that is gone, too.
+
+        Args:
+            cluster: Which.
+            stop: Set where this process ends; what was begun goes on without it.
+
+        Raises:
+            ProvisionError: It may still be there.
+            Superseded: ``stop`` was set.
+        """
+        ...
+
+    def logs(self, cluster: str, *, lines: int) -> str:
+        """The last lines of what its task printed; empty where there are none, or nobody can tell."""
+        ...
+
+    def notices(self) -> list[Notice]:
+        """What it has learnt unasked since the last call; empty for a provider that never does."""
+        ...
+
+    def close(self) -> None:
+        """This process ends; clusters stay as they are."""
+        ...
+
+
+def task_of(choice: Mapping[str, Any], cluster: str) -> Mapping[str, Any] | None:
+    """The task of a cluster in a choice of the plan; None where it has none."""
+    for entry in choice.get("tasks") or ():
+        if entry["cluster"] == cluster:
+            task: Mapping[str, Any] = entry["task"]
+            return task
+    return None
+
+
+def cluster_of(choice: Mapping[str, Any], host: str) -> Mapping[str, Any] | None:
+    """The host set of this name in a choice of the plan; None where it has none."""
+    for entry in choice.get("hosts") or ():
+        if entry["cluster"] == host:
+            found: Mapping[str, Any] = entry
+            return found
+    return None

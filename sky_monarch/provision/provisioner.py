@@ -1,0 +1,158 @@
+"""Brings what is to what the controller wants: one thread a host, one that asks, one that watches."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import structlog
+
+from sky_monarch.errors import ChannelError
+from sky_monarch.launch.cluster_plan import names_one_zone
+from sky_monarch.provision.candidates import Candidates
+from sky_monarch.provision.client import Backoff, ControllerClient
+from sky_monarch.provision.host import Host
+from sky_monarch.provision.provider import HostOrder, Provider
+from sky_monarch.provision.requests import Phase, Requests
+from sky_monarch.provision.settings import Settings
+from sky_monarch.provision.shared import Shared
+from sky_monarch.provision.watch import Watch
+
+__all__ = ["Provisioner"]
+
+_log = structlog.get_logger()
+_CLOSE_S = 5.0
+
+
+class Provisioner:
+    """The hosts of one run.
+
+    Args:
+        settings: What it is told.
+        provider: Who launches.
+        requests: What was asked of it.
+        closing: Set, from a signal handler or another thread, where it is to end: clusters stay as they are then, and
+            so do requests that are under way.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        provider: Provider,
+        requests: Requests,
+        closing: threading.Event | None = None,
+    ) -> None:
+        self.closing = closing or threading.Event()
+        self._settings = settings
+        self._shared = Shared(
+            provider=provider,
+            controller=ControllerClient(settings.api, settings.token, self.closing),
+            requests=requests,
+            candidates=_candidates(settings, requests),
+            choices=settings.choices,
+            limits=settings.limits,
+            closing=self.closing,
+        )
+        self._hosts: dict[str, Host] = {}
+        watch = Watch(provider, settings.limits, self._up, self._ended)
+        self._watching = threading.Thread(target=self._watch, args=(watch,), name="watch", daemon=True)
+
+    @property
+    def failed(self) -> bool:
+        """Whether a defect of ours ended it."""
+        return self._shared.defect.is_set()
+
+    def run(self) -> None:
+        """Work until it is closed."""
+        try:
+            self._watching.start()
+            self._follow()
+        except BaseException:
+            self._shared.fail()
+            raise
+
+    def _follow(self) -> None:
+        controller, limits = self._shared.controller, self._settings.limits
+        backoff = Backoff(0.1, 5.0)
+        version = -1
+        while not self.closing.is_set():
+            try:
+                wanted = controller.wanted(version, limits.wait_s)
+            except ChannelError as error:
+                if version >= 0:
+                    _log.info("the controller is away", error=str(error))
+                # One that starts anew may count from the beginning: ask for all there is.
+                version = -1
+                self.closing.wait(backoff.delay_s())
+                continue
+            backoff.reset()
+            version = wanted.version
+            for order in wanted.orders:
+                self._want(order)
+            # Of another process of us, and not wanted any more: nobody would hear what it finds.
+            if (scout := self._shared.candidates.scout) is not None and scout not in self._hosts:
+                self._shared.gone(scout)
+
+    def finish(self) -> None:
+        """Wait for the threads, within a limit: they may be in the middle of a question to a provider."""
+        deadline = time.monotonic() + _CLOSE_S
+        for host in self._hosts.values():
+            host.close(0.0)
+        left = [
+            host.name
+            for host in self._hosts.values()
+            if not host.close(max(0.0, deadline - time.monotonic()))
+        ]
+        if self._watching.ident is not None:
+            self._watching.join(max(0.0, deadline - time.monotonic()))
+        if left:
+            _log.info("left in the middle of something", hosts=left)
+        else:
+            self._shared.controller.close()
+            self._shared.provider.close()
+
+    def _want(self, order: HostOrder) -> None:
+        host = self._hosts.get(order.host)
+        if host is None:
+            host = Host(order.host, self._shared)
+            self._hosts = {**self._hosts, order.host: host}  # the watch looks at it from its own thread
+        host.want(order)
+
+    def _up(self) -> dict[str, int]:
+        """Which hosts are up, and their attempts."""
+        found = {}
+        for name in self._hosts:
+            record = self._shared.requests.get(name)
+            if record is not None and record.phase is Phase.UP:
+                found[name] = record.attempt
+        return found
+
+    def _ended(self, cluster: str, attempt: int, reason: str) -> None:
+        if host := self._hosts.get(cluster):
+            host.ended(attempt, reason)
+
+    def _watch(self, watch: Watch) -> None:
+        try:
+            watch.run(self.closing)
+        except BaseException:
+            self._shared.fail()
+            raise
+
+
+def _candidates(settings: Settings, requests: Requests) -> Candidates:
+    """The choices, as another process of us left them."""
+    follow = [
+        settings.same_zone
+        and settings.provider != "local"
+        and len(choice.get("hosts") or ()) > 1
+        and not names_one_zone(str(choice.get("infra") or "local"))
+        for choice in settings.choices
+    ]
+    candidates = Candidates(len(settings.choices), follow=follow)
+    if requests.candidates:
+        candidates.restore(requests.candidates)
+    for host in candidates.hosts_up:
+        record = requests.get(host)
+        if record is None or record.phase is not Phase.UP:
+            candidates.gone(host)
+    return candidates

@@ -1,0 +1,262 @@
+"""Hosts that are clusters of SkyPilot, by its SDK: requests to its API server, waited for by their ids.
+
+A request lives in the server. Its id is written down before it is waited for, so that a provisioner that starts
+again goes on waiting for the same launch; where it was killed between asking and writing, the server's own list of
+requests says whether it had asked.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import structlog
+
+from sky_monarch.launch import skypilot
+from sky_monarch.launch.skypilot import Cluster, SkyPilotError
+from sky_monarch.provision.classify import Failure, classify, plain
+from sky_monarch.provision.host_task import address, armed
+from sky_monarch.provision.provider import (
+    HostOrder,
+    Kind,
+    Launched,
+    Notice,
+    ProvisionError,
+    Seen,
+    Superseded,
+    Turn,
+    task_of,
+)
+from sky_monarch.provision.requests import Record, Requests
+from sky_monarch.provision.settings import Settings
+
+__all__ = ["Sdk", "SkyPilotProvider"]
+
+_log = structlog.get_logger()
+_POLL_S = 2.0
+_DOWN_S = 300.0
+_CANCEL_S = 60.0
+_STATUS_S = 120.0
+#: An API server that does not answer for so long is away: it takes 9 s to start, and half a minute on a busy machine.
+_SERVER_S = 300.0
+#: The clocks of a remote API server and of this machine differ.
+_SKEW_MS = 120_000
+_STATUS = {"UP": Seen.UP, "INIT": Seen.INIT, "STOPPED": Seen.STOPPED}
+
+
+class Sdk(Protocol):
+    """What is used of :mod:`sky_monarch.launch.skypilot`; each raises :class:`SkyPilotError`."""
+
+    def launch(self, task: Mapping[str, Any], cluster: str) -> str:
+        """Ask for a launch; the id of the request."""
+        ...
+
+    def find_launch(self, cluster: str, since_ms: int) -> str | None:
+        """The newest request for a launch of a cluster since then."""
+        ...
+
+    def is_done(self, request_id: str) -> bool:
+        """Whether a request has ended, however."""
+        ...
+
+    def launched(self, request_id: str) -> Cluster:
+        """What came of a launch that has ended."""
+        ...
+
+    def result(self, request_id: str) -> Any:
+        """What came of any request that has ended."""
+        ...
+
+    def cancel(self, request_id: str) -> None:
+        """Ask for the end of a request."""
+        ...
+
+    def down(self, cluster: str) -> str:
+        """Ask for the end of a cluster; the id of the request."""
+        ...
+
+    def status(self, clusters: Sequence[str], *, refresh: bool) -> str:
+        """Ask for the status of clusters; the id of the request."""
+        ...
+
+    def clusters(self, request_id: str) -> list[Cluster]:
+        """The answer to :meth:`status`."""
+        ...
+
+    def tail_logs(self, cluster: str, *, lines: int) -> str:
+        """The end of what a cluster's newest job printed."""
+        ...
+
+
+class SkyPilotProvider:
+    """Launches clusters by SkyPilot.
+
+    Args:
+        requests: Where ids are written down.
+        settings: What the provisioner is told.
+        sdk: SkyPilot's; another one in tests.
+        closing: Set where this process ends.
+        poll_s: Between two looks at a request.
+        server_s: How long an API server may be away before that is an error.
+    """
+
+    def __init__(
+        self,
+        requests: Requests,
+        settings: Settings,
+        *,
+        sdk: Sdk = skypilot,
+        closing: threading.Event | None = None,
+        poll_s: float = _POLL_S,
+        server_s: float = _SERVER_S,
+    ) -> None:
+        self._requests = requests
+        self._settings = settings
+        self._sdk = sdk
+        self._poll_s = poll_s
+        self._server_s = server_s
+        self._closing = closing or threading.Event()
+
+    def launch(
+        self, order: HostOrder, choice: Mapping[str, Any], turn: Turn, *, stop: threading.Event
+    ) -> Launched:
+        """Ask for a launch, unless that was done already, and wait for it."""
+        task = task_of(choice, order.host)
+        if task is None:
+            raise ProvisionError("this choice has no such host", kind=Kind.REFUSED)
+        try:
+            request_id = self._asked(self._requests.get(order.host))
+            if request_id is None:
+                whole = armed(
+                    address(task, order), infra=turn.infra, autodown_minutes=self._settings.autodown_minutes
+                )
+                self._requests.asked_now(order.host)
+                request_id = self._sdk.launch(whole, order.host)
+            self._requests.change(order.host, request_id=request_id)
+            # What is still queued then, in Slurm or for a node to come, is as good as no capacity.
+            self._wait(request_id, self._settings.limits.launch_s, stop, kind=Kind.CAPACITY)
+            cluster = self._sdk.launched(request_id)
+        except SkyPilotError as error:
+            if error.is_forgotten:  # the server was set up anew: whatever it had begun would be there twice
+                self.down(order.host, stop=stop)
+            if not error.is_away:  # else the request may be under way: it is waited for again
+                self._requests.change(order.host, request_id=None, asked_ms=None)
+            raise _translated(error) from error
+        hosts = max(1, sum(int(one.get("nodes", 1)) for one in choice.get("hosts") or ()))
+        planned = choice.get("usd_per_hour")
+        share = None if planned is None else planned / hosts
+        return Launched(
+            place=cluster.place,
+            infra=cluster.infra,
+            usd_per_hour=share if cluster.usd_per_hour is None else cluster.usd_per_hour,
+        )
+
+    def _asked(self, record: Record | None) -> str | None:
+        """The request of a launch that another process of us asked for."""
+        if record is None or record.asked_ms is None:
+            return None
+        if record.request_id is not None:
+            return record.request_id
+        return self._sdk.find_launch(record.host, record.asked_ms - _SKEW_MS)
+
+    def exists(self, cluster: str) -> bool:
+        """Whether SkyPilot has noted a cluster of this name."""
+        return cluster in {one.name for one in self._clusters([cluster], refresh=False)}
+
+    def status(self, clusters: Sequence[str]) -> dict[str, Seen]:
+        """Asks the clouds. A cluster that is gone is not in SkyPilot's answer."""
+        try:
+            found = {one.name: one.status for one in self._clusters(clusters, refresh=True)}
+        except (ProvisionError, Superseded) as error:
+            _log.info("no status", error=plain(str(error)))
+            return {}
+        return {
+            cluster: _STATUS.get(found[cluster], Seen.UNKNOWN) if cluster in found else Seen.GONE
+            for cluster in clusters
+        }
+
+    def _clusters(self, clusters: Sequence[str], *, refresh: bool) -> list[Cluster]:
+        try:
+            request_id = self._sdk.status(clusters, refresh=refresh)
+            self._wait(request_id, _STATUS_S, self._closing)
+            return self._sdk.clusters(request_id)
+        except SkyPilotError as error:
+            raise _translated(error) from error
+
+    def down(self, cluster: str, *, stop: threading.Event) -> None:
+        """Cancel a launch that is under way, and end the cluster."""
+        try:
+            if (request_id := self._asked(self._requests.get(cluster))) is not None:
+                self._cancel(request_id, stop)
+            down = self._sdk.down(cluster)
+            self._wait(down, _DOWN_S, stop)
+            self._sdk.result(down)
+        except SkyPilotError as error:
+            if "ClusterDoesNotExist" not in error.classes:
+                raise _translated(error) from error
+
+    def _cancel(self, request_id: str, stop: threading.Event) -> None:
+        """A launch that went on would bring up again what `down` has just ended."""
+        try:
+            if self._sdk.is_done(request_id):
+                return
+            self._sdk.cancel(request_id)
+            self._wait(request_id, _CANCEL_S, stop)
+        except SkyPilotError as error:
+            if not error.is_forgotten:
+                raise
+
+    def logs(self, cluster: str, *, lines: int) -> str:
+        """The end of what its job printed; it takes seconds."""
+        try:
+            return self._sdk.tail_logs(cluster, lines=lines)
+        except SkyPilotError:
+            return ""
+
+    def notices(self) -> list[Notice]:
+        """None: SkyPilot 0.14 says nothing unasked."""
+        return []
+
+    def close(self) -> None:
+        """Requests go on in the server."""
+        self._closing.set()
+
+    def _wait(
+        self, request_id: str, limit_s: float, stop: threading.Event, *, kind: Kind = Kind.ERROR
+    ) -> None:
+        """Wait for the end of a request.
+
+        Raises:
+            SkyPilotError: The server is away, or does not know it.
+            ProvisionError: It takes longer than ``limit_s``.
+            Superseded: ``stop`` is set.
+        """
+        began_s = heard_s = time.monotonic()
+        while True:
+            try:
+                if self._sdk.is_done(request_id):
+                    return
+                heard_s = time.monotonic()
+            except SkyPilotError as error:
+                if not error.is_away or time.monotonic() - heard_s > self._server_s:
+                    raise
+                _log.info("the API server is away", error=plain(str(error)))
+            if time.monotonic() - began_s > limit_s:
+                text = f"SkyPilot's request {request_id} took longer than {limit_s:.0f} s"
+                raise ProvisionError(text, kind=kind)
+            if stop.wait(self._poll_s):
+                raise Superseded
+
+
+def _failure(error: SkyPilotError) -> Failure:
+    causes = tuple(_failure(cause) for cause in error.causes)
+    return Failure(classes=error.classes, message=str(error), causes=causes)
+
+
+def _translated(error: SkyPilotError) -> ProvisionError:
+    """As the provisioner knows it, in one line: with what each place said, where several were tried."""
+    causes = list(dict.fromkeys(plain(str(cause), longest=200) for cause in error.causes))
+    text = "; ".join(causes[:5]) or plain(str(error))
+    return ProvisionError(text, kind=classify(_failure(error)), hint=error.hint)

@@ -1,0 +1,148 @@
+"""What is used of SkyPilot's SDK, without SkyPilot: a server with requests that live on their own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sky_monarch.launch.skypilot import Cluster, SkyPilotError
+
+
+@dataclass
+class Request:
+    name: str
+    cluster: str
+    done: bool = False
+    result: Any = None
+    error: SkyPilotError | None = None
+    created_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
+
+
+def error(message: str, *classes: str, causes: Sequence[SkyPilotError] = ()) -> SkyPilotError:
+    """As it comes from the SDK."""
+    return SkyPilotError(message, classes=(*classes, "Exception"), causes=tuple(causes))
+
+
+AWAY = error("Could not connect to SkyPilot API server", "ApiServerConnectionError", "RuntimeError")
+
+
+class FakeSky:
+    """A server.
+
+    Attributes:
+        requests: All it knows, by id.
+        tasks: The task of each launch.
+        up: Clusters, with the number of jobs that were ever submitted to each.
+        hold: Launches stay under way while it is set.
+        away: It does not answer.
+        outcome: What launches end with: an error, or None.
+        calls: Names of what was asked, in order.
+        unanswered: What was asked while it was away.
+    """
+
+    def __init__(self) -> None:
+        self.requests: dict[str, Request] = {}
+        self.tasks: list[Mapping[str, Any]] = []
+        self.up: dict[str, int] = {}
+        self.hold = threading.Event()
+        self.away = threading.Event()
+        self.outcome: SkyPilotError | None = None
+        self.calls: list[str] = []
+        self.unanswered = 0
+        self._lock = threading.Lock()
+
+    def _answer(self) -> None:
+        if self.away.is_set():
+            self.unanswered += 1
+            raise AWAY
+
+    def _ask(self, name: str, cluster: str) -> str:
+        self._answer()
+        with self._lock:
+            request_id = f"request-{len(self.requests)}"
+            self.requests[request_id] = Request(name, cluster)
+            self.calls.append(name)
+        return request_id
+
+    def _known(self, request_id: str) -> Request:
+        self._answer()
+        if request_id not in self.requests:
+            raise error(f"no request {request_id}", "RequestNotFound")
+        return self.requests[request_id]
+
+    def finish(self, request: Request) -> None:
+        """A request ends, if it may."""
+        if request.done:
+            return
+        if request.name == "launch":
+            if self.hold.is_set():
+                return
+            request.error = self.outcome
+            if request.error is None:
+                self.up[request.cluster] = self.up.get(request.cluster, 0) + 1
+        elif request.name == "down" and self.up.pop(request.cluster, None) is None:
+            request.error = error("no such cluster", "ClusterDoesNotExist", "ValueError")
+        request.done = True
+
+    def launch(self, task: Mapping[str, Any], cluster: str) -> str:
+        self.tasks.append(task)
+        return self._ask("launch", cluster)
+
+    def find_launch(self, cluster: str, since_ms: int) -> str | None:
+        self._answer()
+        for request_id, request in reversed(self.requests.items()):
+            if (request.name, request.cluster) == ("launch", cluster) and request.created_ms >= since_ms:
+                return request_id
+        return None
+
+    def is_done(self, request_id: str) -> bool:
+        request = self._known(request_id)
+        self.finish(request)
+        return request.done
+
+    def launched(self, request_id: str) -> Cluster:
+        request = self._known(request_id)
+        if request.error is not None:
+            raise request.error
+        return Cluster(
+            name=request.cluster,
+            status="UP",
+            place="Slurm/loop/gpu",
+            infra="slurm/loop/gpu",
+            usd_per_hour=None,
+        )
+
+    def result(self, request_id: str) -> Any:
+        request = self._known(request_id)
+        if request.error is not None:
+            raise request.error
+        return request.result
+
+    def cancel(self, request_id: str) -> None:
+        request = self._known(request_id)
+        self.calls.append("cancel")
+        if not request.done:
+            request.done, request.error = True, error("cancelled", "RequestCancelled")
+
+    def down(self, cluster: str) -> str:
+        return self._ask("down", cluster)
+
+    def status(self, clusters: Sequence[str], *, refresh: bool) -> str:
+        request_id = self._ask("status", ",".join(clusters))
+        found = [
+            Cluster(name=name, status="UP", place=None, infra=None, usd_per_hour=None)
+            for name in clusters
+            if name in self.up
+        ]
+        self.requests[request_id].result = found
+        return request_id
+
+    def clusters(self, request_id: str) -> list[Cluster]:
+        found: list[Cluster] = self._known(request_id).result
+        return found
+
+    def tail_logs(self, cluster: str, *, lines: int) -> str:
+        return f"the end of {cluster}"
