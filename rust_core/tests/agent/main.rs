@@ -6,6 +6,7 @@ mod door;
 mod door_tls;
 mod lifecycle;
 mod news;
+mod notices;
 mod output;
 mod process;
 mod recovery;
