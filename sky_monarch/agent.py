@@ -1,6 +1,7 @@
 """The agent's process: ``python -m sky_monarch.agent CONFIG``. Everything it does is in the Rust core.
 
-The process itself is its keeper; the agent is a child of it.
+The process itself is its keeper; the agent is a child of it. With ``--notice DIR`` it tells an agent that runs that
+its host is about to be taken away.
 """
 
 from __future__ import annotations
@@ -37,7 +38,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code.
     """
     try:
-        config = _read(sys.argv[1:] if arguments is None else arguments)
+        words = sys.argv[1:] if arguments is None else arguments
+        if words[:1] == ["--notice"]:
+            from sky_monarch import notice
+
+            return notice.main(words[1:])
+        config = _read(words)
         try:
             from sky_monarch import _core
         except ImportError as error:

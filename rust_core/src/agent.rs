@@ -181,11 +181,11 @@ async fn agent(
         commands,
     };
     let (linked, away) = link.start();
-    let notices = notice::watch(&config.notices, &context);
+    let notices = notice::watch(&config, &context);
     let leave = (config.notices.clone(), notices);
     let supervisor = Supervisor::new(context, services, away, group::seconds(config.linger_s), leave);
     let code = supervisor.run(inbox, signals).await;
-    notice::forget(&config.run_dir);
+    notice::forget(&config);
     linked.abort();
     serving.abort();
     let _ = std::fs::remove_file(&config.socket);

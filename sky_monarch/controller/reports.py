@@ -110,6 +110,7 @@ _EVENTS: dict[str, _Checks] = {
     "group_given_up": {**_WHOSE, "cause": _text, "restarts": _unsigned},
     "group_done": {**_WHOSE, "step": _or_none(_unsigned)},
     "group_stopped": _WHOSE,
+    "host_leaving": {"kind": _or_none(_text), "reason": _text, "grace_s": _number},
     "standby_ready": {"replica": _unsigned, "rank": _unsigned, "pid": _unsigned},
     "injected": {**_RANK, "injection": _unsigned, "fault": _text},
     "evicted": {**_WHOSE, "quorum_id": _or_none(_integer), "orderly": _or_none(_flag)},

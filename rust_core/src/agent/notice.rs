@@ -11,7 +11,7 @@
 pub mod documents;
 mod poll;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -19,6 +19,7 @@ use tokio::sync::mpsc;
 use tokio::time::sleep;
 
 use super::clock;
+use super::config::Config;
 use super::context::Context;
 use super::group::seconds;
 use super::mutant;
@@ -30,8 +31,6 @@ const METADATA: &str = "http://169.254.169.254";
 const RUNPOD_GRACE_S: f64 = 5.0;
 /// Slurm's `--signal=USR1@120`, as our guide has it.
 const WARNING_S: f64 = 120.0;
-/// What a hook has written.
-const FILE: &str = "notice.json";
 const LOOK: Duration = Duration::from_millis(200);
 /// The agent's own part of a grace time is a fifth, but not more: to evict, to end what is left, to report.
 const OWN_PART: u32 = 5;
@@ -149,18 +148,23 @@ pub fn for_ranks(grace: Duration) -> Duration {
 }
 
 /// Looks out for notices that are no signals, for the life of the agent.
-pub fn watch(settings: &Notices, context: &Context) -> mpsc::Receiver<Notice> {
+pub fn watch(config: &Config, context: &Context) -> mpsc::Receiver<Notice> {
     let (tell, told) = mpsc::channel(4);
-    tokio::spawn(watch_file(context.run_dir.join(FILE), tell.clone()));
-    if let Some(source) = poll::Source::new(settings).filter(|_| !mutant::is_on("deaf_to_clouds")) {
+    tokio::spawn(watch_file(file_of(config), tell.clone()));
+    if let Some(source) = poll::Source::new(&config.notices).filter(|_| !mutant::is_on("deaf_to_clouds")) {
         tokio::spawn(source.watch(tell, context.outbox.clone()));
     }
     told
 }
 
 /// The agent leaves: whoever gave the notice by file learns of it.
-pub fn forget(run_dir: &Path) {
-    let _ = std::fs::remove_file(run_dir.join(FILE));
+pub fn forget(config: &Config) {
+    let _ = std::fs::remove_file(file_of(config));
+}
+
+/// What a hook writes. By the host's name: where several of them are one machine, they share the folder.
+fn file_of(config: &Config) -> PathBuf {
+    config.run_dir.join(format!("notice-{}.json", config.host))
 }
 
 #[derive(Default, Deserialize)]

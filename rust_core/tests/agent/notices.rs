@@ -251,12 +251,12 @@ async fn a_hooks_notice_is_heeded_and_its_file_is_gone_with_the_agent(
     let until = (now.tv_sec() as u64 + 30) * 1_000_000_000;
     let written = json!({"reason": "the pod is evicted", "until_mono_ns": until}).to_string();
     std::fs::write(scene.path(".notice"), written).expect("a file");
-    std::fs::rename(scene.path(".notice"), scene.path("notice.json")).expect("a rename");
+    std::fs::rename(scene.path(".notice"), scene.path("notice-host-0.json")).expect("a rename");
     let (kind, reason, grace_s) = told(&scene).await?;
     ensure(
         (kind.as_str(), reason.as_str()) == ("hook", "the pod is evicted") && (20.0..=30.0).contains(&grace_s),
         format!("{kind} {reason} {grace_s}"),
     )?;
     left_in_order(&mut scene).await?;
-    ensure(!scene.path("notice.json").exists(), "the file is gone")
+    ensure(!scene.path("notice-host-0.json").exists(), "the file is gone")
 }
