@@ -73,7 +73,9 @@ def main(arguments: Sequence[str]) -> int:
     """
     parser = argparse.ArgumentParser(prog="python -m sky_monarch.agent --notice")
     parser.add_argument("directory", type=Path, help="folder with the agent's agent.json")
-    parser.add_argument("--grace", type=float, default=GRACE_S, metavar="SECONDS", help="until the host is gone")
+    parser.add_argument(
+        "--grace", type=float, default=GRACE_S, metavar="SECONDS", help="until the host is gone"
+    )
     parser.add_argument("--reason", default="the host is about to be taken away", help="shown in the events")
     chosen = parser.parse_args(arguments)
     if not 0 <= chosen.grace <= 86_400:

@@ -6,6 +6,7 @@ An environment of its own serves: ``python -m venv .venv-titan`` and into it ``t
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import shlex
 import subprocess
@@ -72,7 +73,7 @@ def test_its_groups_have_a_host_each_and_its_flags_say_what_the_job_says(job):
     assert choice.accelerator == "MI300X:8"
     assert rank_command(job.run)["kind"] == "shell", "the group's number is the shell's to fill in"
     flags = words(job, 3)
-    value = dict(zip(flags, flags[1:], strict=False))
+    value = dict(itertools.pairwise(flags))
     assert flags[:4] == ["exec", "python", "-m", "torchtitan.train"], "its TERM reaches Python"
     assert value["--fault_tolerance.group_size"] == str(job.replicas)
     assert value["--fault_tolerance.min_replica_size"] == str(job.min_replicas)
@@ -81,7 +82,9 @@ def test_its_groups_have_a_host_each_and_its_flags_say_what_the_job_says(job):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(PYTHON is None, reason="TorchTitan is not installed here (torchtitan==0.3.0, or .venv-titan)")
+@pytest.mark.skipif(
+    PYTHON is None, reason="TorchTitan is not installed here (torchtitan==0.3.0, or .venv-titan)"
+)
 def test_torchtitans_own_parser_takes_its_flags(job):
     done = subprocess.run(
         [str(PYTHON), "-c", READER],

@@ -157,12 +157,24 @@ async fn other_clouds_are_asked_in_their_own_ways(mutant: Option<&'static str>) 
     let action = json!({"action": "terminate", "time": soon}).to_string();
     // What is there before, and what is there then.
     let cases = [
-        ("gcp", "metadata-flavor: google", vec![("GET /computeMetadata/v1/instance/preempted", "FALSE".into())],
-         ("GET /computeMetadata/v1/instance/preempted", "TRUE".to_owned())),
-        ("aws", "x-aws-ec2-metadata-token: secret", vec![("PUT /latest/api/token", "secret".to_owned())],
-         ("GET /latest/meta-data/spot/instance-action", action)),
-        ("oci", "authorization: bearer oracle", vec![("GET /opc/v2/instance/", oracle)],
-         ("GET /opc/v2/instance/", json!({"id": own, "state": "Terminating"}).to_string())),
+        (
+            "gcp",
+            "metadata-flavor: google",
+            vec![("GET /computeMetadata/v1/instance/preempted", "FALSE".into())],
+            ("GET /computeMetadata/v1/instance/preempted", "TRUE".to_owned()),
+        ),
+        (
+            "aws",
+            "x-aws-ec2-metadata-token: secret",
+            vec![("PUT /latest/api/token", "secret".to_owned())],
+            ("GET /latest/meta-data/spot/instance-action", action),
+        ),
+        (
+            "oci",
+            "authorization: bearer oracle",
+            vec![("GET /opc/v2/instance/", oracle)],
+            ("GET /opc/v2/instance/", json!({"id": own, "state": "Terminating"}).to_string()),
+        ),
     ];
     for (kind, header, before, (what, then)) in cases {
         let (service, url) = Service::start(header).await;
@@ -212,7 +224,8 @@ async fn a_service_that_does_not_answer_is_told_once_and_costs_nothing_else(
     mutant: Option<&'static str>,
 ) -> Outcome {
     let free = TcpListener::bind("127.0.0.1:0").await.expect("a port").local_addr().expect("an address");
-    let scene = host(mutant, json!({"kind": "azure", "url": format!("http://{free}"), "every_s": 0.05})).await;
+    let scene =
+        host(mutant, json!({"kind": "azure", "url": format!("http://{free}"), "every_s": 0.05})).await;
     running(&scene, LISTENS, 60.0).await?;
     let notice = |event: &Event| match event {
         Event::Notice { message, .. } => message.contains("notices of pre-emption").then(|| message.clone()),
@@ -254,7 +267,8 @@ async fn a_hooks_notice_is_heeded_and_its_file_is_gone_with_the_agent(
     std::fs::rename(scene.path(".notice"), scene.path("notice-host-0.json")).expect("a rename");
     let (kind, reason, grace_s) = told(&scene).await?;
     ensure(
-        (kind.as_str(), reason.as_str()) == ("hook", "the pod is evicted") && (20.0..=30.0).contains(&grace_s),
+        (kind.as_str(), reason.as_str()) == ("hook", "the pod is evicted")
+            && (20.0..=30.0).contains(&grace_s),
         format!("{kind} {reason} {grace_s}"),
     )?;
     left_in_order(&mut scene).await?;

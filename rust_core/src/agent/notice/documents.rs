@@ -187,8 +187,16 @@ mod tests {
         let doom = azure(PREEMPT, "MySpotVM", now).expect("a document").expect("a notice");
         assert_eq!((doom.reason.as_str(), doom.grace.as_secs()), ("Azure's event Preempt (Scheduled)", 30));
         assert_eq!(grace(azure(PREEMPT, "myspotvm_1", now)), None, "another machine of the scale set");
-        assert_eq!(grace(azure(PREEMPT, "myspotvm", at("2021-03-16T09:00:00Z"))), Some(5), "by a clock that is ahead");
-        assert_eq!(grace(azure(PREEMPT, "myspotvm", at("2021-03-15T00:00:00Z"))), Some(900), "by one that is behind");
+        assert_eq!(
+            grace(azure(PREEMPT, "myspotvm", at("2021-03-16T09:00:00Z"))),
+            Some(5),
+            "by a clock that is ahead"
+        );
+        assert_eq!(
+            grace(azure(PREEMPT, "myspotvm", at("2021-03-15T00:00:00Z"))),
+            Some(900),
+            "by one that is behind"
+        );
     }
 
     #[test]
@@ -201,9 +209,8 @@ mod tests {
                 "EventSource": "Platform", "DurationInSeconds": -1}}"#
             )
         };
-        let document = |events: &[String]| {
-            format!(r#"{{"DocumentIncarnation": 7, "Events": [{}]}}"#, events.join(", "))
-        };
+        let document =
+            |events: &[String]| format!(r#"{{"DocumentIncarnation": 7, "Events": [{}]}}"#, events.join(", "));
         let now = at("2016-09-19T18:19:47Z");
         let later = "Mon, 19 Sep 2016 18:29:47 GMT";
         for kind in ["Terminate", "Reboot", "Redeploy"] {
@@ -254,8 +261,15 @@ mod tests {
         let own = "ocid1.instance.oc1.phx.unique_ID";
         assert_eq!(grace(oci_event(PREEMPTION, own, at("2026-11-30T10:00:20Z"))), Some(100));
         assert_eq!(grace(oci_event(PREEMPTION, own, at("2026-11-30T11:00:00Z"))), Some(5), "it is late");
-        assert_eq!(grace(oci_event(PREEMPTION, own, at("2026-11-30T09:00:00Z"))), Some(120), "by a clock behind");
-        assert_eq!(grace(oci_event(PREEMPTION, "ocid1.instance.oc1.phx.other", at("2026-11-30T10:00:20Z"))), None);
+        assert_eq!(
+            grace(oci_event(PREEMPTION, own, at("2026-11-30T09:00:00Z"))),
+            Some(120),
+            "by a clock behind"
+        );
+        assert_eq!(
+            grace(oci_event(PREEMPTION, "ocid1.instance.oc1.phx.other", at("2026-11-30T10:00:20Z"))),
+            None
+        );
         let several = format!("[{}, {PREEMPTION}]", PREEMPTION.replace("phx.unique_ID", "phx.other"));
         assert_eq!(grace(oci_event(&several, own, at("2026-11-30T10:01:00Z"))), Some(60));
         let launched = PREEMPTION.replace("instancepreemptionaction", "launchinstance.begin");

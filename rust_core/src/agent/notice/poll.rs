@@ -112,9 +112,7 @@ impl Source {
                     None => Ok(None),
                 }
             }
-            Kind::Gcp => {
-                documents::gcp(&self.require("/computeMetadata/v1/instance/preempted", GCP).await?)
-            }
+            Kind::Gcp => documents::gcp(&self.require("/computeMetadata/v1/instance/preempted", GCP).await?),
         }
     }
 
