@@ -11,7 +11,7 @@ import pytest
 
 from sky_monarch import agent, notice
 from sky_monarch.errors import ConfigError
-from sky_monarch.launch.hooks import preemption_hook
+from sky_monarch.launch.notices import notices_on, preemption_hook
 from tests.support.waiting import eventually
 
 
@@ -65,3 +65,11 @@ def test_skypilots_hook_tells_the_agent_and_leaves_it_its_time() -> None:
         "events": ["preemption"],
         "timeout": 45,
     }
+
+
+@pytest.mark.parametrize(
+    ("infra", "kind"),
+    [("azure/eastus", "azure"), ("OCI", "oci"), ("runpod", "runpod"), ("k8s/context", "off"), ("local", "off")],
+)
+def test_the_agent_asks_the_cloud_that_it_is_on(infra: str, kind: str) -> None:
+    assert notices_on(infra) == {"kind": kind}

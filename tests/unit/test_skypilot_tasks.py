@@ -100,7 +100,7 @@ for name in ("RunPod", "OCI", "Azure", "DO", "Slurm", "Kubernetes", "SSH"):
         field: getattr(clouds.CloudImplementationFeatures, feature) not in given
         for field, feature in FEATURES.items()
     }
-from sky_monarch.launch.hooks import preemption_hook
+from sky_monarch.launch.notices import preemption_hook
 hook = preemption_hook(python="python", directory="$HOME/x")
 config = {"run": "x", "resources": {"infra": "k8s"}, "config": {"hooks": [hook]}}
 (resources,) = sky.Task.from_yaml_config(config).resources

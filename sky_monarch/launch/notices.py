@@ -1,18 +1,30 @@
-"""SkyPilot's hook for pre-emption: what a task registers under ``config: {hooks: [...]}``.
+"""How a host learns that it is about to be taken away: from its cloud, or from SkyPilot's hook for pre-emption.
 
-SkyPilot 0.14 runs it on Kubernetes, where a pod's SIGTERM reaches the first process only, and gives the pod the
-``timeout`` of its hooks as grace period (600 s at most). On clouds the agent asks the metadata service itself
-(``notices`` of ``agent.json``).
+SkyPilot 0.14 runs its hooks on Kubernetes, where a pod's SIGTERM reaches the first process only, and gives the pod
+their ``timeout`` as grace period (600 s at most). On clouds the agent asks the metadata service itself.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["preemption_hook"]
+__all__ = ["notices_on", "preemption_hook"]
+
+# Those that `rust_core/src/agent/notice.rs` knows.
+_CLOUDS = frozenset({"aws", "azure", "gcp", "oci", "runpod"})
 
 # The hook itself has to start, and to end.
 _SPARE_S = 5
+
+
+def notices_on(infra: str) -> dict[str, str]:
+    """``notices`` of the ``agent.json`` of a host.
+
+    Args:
+        infra: The place, such as ``azure`` or ``oci/region/zone``.
+    """
+    place = infra.partition("/")[0].lower()
+    return {"kind": place if place in _CLOUDS else "off"}
 
 
 def preemption_hook(*, python: str, directory: str, grace_s: int = 40) -> dict[str, Any]:
