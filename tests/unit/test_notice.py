@@ -69,7 +69,13 @@ def test_skypilots_hook_tells_the_agent_and_leaves_it_its_time() -> None:
 
 @pytest.mark.parametrize(
     ("infra", "kind"),
-    [("azure/eastus", "azure"), ("OCI", "oci"), ("runpod", "runpod"), ("k8s/context", "off"), ("local", "off")],
+    [
+        ("azure/eastus", "azure"),
+        ("OCI", "oci"),
+        ("runpod", "runpod"),
+        ("k8s/context", "off"),
+        ("local", "off"),
+    ],
 )
 def test_the_agent_asks_the_cloud_that_it_is_on(infra: str, kind: str) -> None:
     assert notices_on(infra) == {"kind": kind}
