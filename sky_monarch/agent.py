@@ -2,6 +2,7 @@
 
 The process itself is its keeper; the agent is a child of it. On a host that was provisioned,
 ``python -m sky_monarch.agent --enrol FOLDER`` first writes its configuration, from the environment into FOLDER.
+With ``--notice DIR`` it tells an agent that runs that its host is about to be taken away.
 """
 
 from __future__ import annotations
@@ -66,7 +67,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code.
     """
     try:
-        config = _read(sys.argv[1:] if arguments is None else arguments)
+        words = sys.argv[1:] if arguments is None else arguments
+        if words[:1] == ["--notice"]:
+            from sky_monarch import notice
+
+            return notice.main(words[1:])
+        config = _read(words)
         try:
             from sky_monarch import _core
         except ImportError as error:

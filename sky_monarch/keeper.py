@@ -21,7 +21,8 @@ __all__ = ["DEFECT", "keep"]
 #: Exit code of an agent that failed by a defect of its own (EX_SOFTWARE): as good as killed.
 DEFECT = 70
 
-_TOLD = {signal.SIGTERM, signal.SIGINT}
+# SIGUSR1: Slurm's warning that the host is about to be taken away.
+_TOLD = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1}
 _WATCHED = {*_TOLD, signal.SIGCHLD}
 _LOOK_S = 1.0
 # A life this long says that its agent works: what kills the next one is news.

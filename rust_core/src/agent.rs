@@ -7,6 +7,7 @@
 //! | [`group`], [`budget`], [`progress`], [`roll_call`], [`inject`], [`standby`], [`store`], [`evict`], [`env`] | one replica group |
 //! | [`sessions`] ◀ ranks · [`door`] ▶ lighthouse · [`outbox`], [`link`] ▶ controller · [`probe`] ◀▶ other agents | who it talks to |
 //! | [`setup`], [`services`], [`ports`], [`host`], [`config`] | before and beside the groups |
+//! | [`notice`] | the host is about to be taken away |
 
 pub mod budget;
 pub mod capture;
@@ -27,6 +28,7 @@ pub mod keeper;
 pub mod link;
 pub mod logs;
 pub mod mutant;
+pub mod notice;
 pub mod outbox;
 pub mod pidfd;
 mod ports;
@@ -79,7 +81,7 @@ const OWN_NICE: i32 = -10;
 /// Runs an agent until its work is over. Returns the exit code of its process.
 ///
 /// `config_json` is the text of `agent.json`. Must be called on the main thread of a process of its own: the agent
-/// takes over child processes, SIGTERM, SIGINT and SIGCHLD.
+/// takes over child processes, SIGTERM, SIGINT, SIGUSR1 and SIGCHLD.
 pub fn run(config_json: &str) -> Result<i32> {
     let config = Config::parse(config_json)?;
     let secrets = config.secrets()?;
@@ -126,6 +128,7 @@ async fn agent(
         signal(SignalKind::terminate()).map_err(io)?,
         signal(SignalKind::interrupt()).map_err(io)?,
         signal(SignalKind::child()).map_err(io)?,
+        signal(SignalKind::user_defined1()).map_err(io)?,
     );
     let socket = config.socket.to_str().ok_or_else(|| {
         Error::new(ErrorKind::InvalidInput, "read agent.json", "`socket` is not valid UTF-8")
@@ -200,9 +203,12 @@ async fn agent(
         standing: tell_standing,
     };
     let linked = link.start();
+    let notices = notice::watch(&config, &context);
+    let leave = (config.notices.clone(), notices);
     let limits = supervise::Limits { linger: group::seconds(config.linger_s), lease: config.lease() };
-    let supervisor = Supervisor::new(context, services, probe, limits);
+    let supervisor = Supervisor::new(context, services, probe, limits, leave);
     let code = supervisor.run(inbox, signals).await;
+    notice::forget(&config);
     linked.abort();
     serving.abort();
     let _ = std::fs::remove_file(&config.socket);

@@ -127,6 +127,9 @@ _TEXTS: Mapping[str, Callable[[_Fields], str]] = {
     "group_done": lambda f: f"done{_at(f)}",
     "group_stopped": lambda _: "stopped",
     "standby_ready": lambda f: f"standby for rank {f.get('rank')} is ready, pid {f.get('pid')}",
+    "host_leaving": lambda f: (
+        f"host {f.get('host')} is leaving, {seconds(f.get('grace_s'))} are left: {f.get('reason')}"
+    ),
     "injected": lambda f: (
         f"rehearsal: {f.get('fault')} of rank {f.get('rank')}, generation {f.get('generation')}"
     ),

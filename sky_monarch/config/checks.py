@@ -71,6 +71,7 @@ def disagreements(job: Mapping[str, Any]) -> list[Finding]:
     return [
         *_counts(job),
         *_backoff(job),
+        *_notice(job),
         *_timeouts(job),
         *_alternatives(job),
         *_distance(job),
@@ -105,6 +106,13 @@ def _backoff(job: Mapping[str, Any]) -> list[Finding]:
         return []
     message = f"backoff_max_s ({longest:g}) must not be smaller than backoff_s ({first:g})"
     return [Finding(("recovery", "backoff_max_s"), message)]
+
+
+def _notice(job: Mapping[str, Any]) -> list[Finding]:
+    if _table(job, "recovery").get("on_notice") != "checkpoint" or job.get("checkpoint") is not None:
+        return []
+    fix = "say where to: checkpoint: {to: s3://bucket/folder, every_steps: 100}"
+    return [Finding(("recovery", "on_notice"), "checkpoint: the job has no `checkpoint` to save to", fix)]
 
 
 def _timeouts(job: Mapping[str, Any]) -> list[Finding]:

@@ -72,6 +72,7 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("grace_period", "grace_period_s", "termination_grace_period"), "grace_s"),
         **dict.fromkeys(("standbys", "spares", "warm"), "standby"),
         **dict.fromkeys(("start_method", "fork", "mp_start_method"), "standby_start"),
+        **dict.fromkeys(("on_preemption", "preemption", "on_warning"), "on_notice"),
         **dict.fromkeys(("hot", "hot_standby", "standby_mode", "standby_kind"), "standby_until"),
     },
     "checkpoint": {

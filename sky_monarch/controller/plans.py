@@ -213,7 +213,12 @@ class Plans:
         checkpoint = self._job.checkpoint
         if checkpoint is None:
             return {}
-        plan = {"to": checkpoint.to, "every_steps": checkpoint.every_steps, "keep": checkpoint.keep}
+        plan = {
+            "to": checkpoint.to,
+            "every_steps": checkpoint.every_steps,
+            "keep": checkpoint.keep,
+            "on_notice": self._job.recovery.on_notice,
+        }
         folder = folder_of(checkpoint.to)
         if folder is None:
             # Outlives a rank, whose replacement goes on with the upload.

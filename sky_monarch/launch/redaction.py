@@ -135,6 +135,7 @@ _TELLING = frozenset(
         "limit_of",
         "name",
         "names",
+        "on_notice",
         "placement",
         "previous",
         "run_dir",

@@ -24,6 +24,10 @@ logger = logging.getLogger(__name__)
 _CONNECT_TIMEOUT_S = 5.0
 _POLL_S = 0.5
 _JOIN_S = 2.0
+# The agent's word on why to leave follows its signal, or is just ahead of it.
+_WORD_S = 0.5
+# Of the time that it leaves, for the end of this process.
+_EXIT_S = 1.0
 # A wait for other groups is told after the first; each telling holds the watchdog off for the second.
 _PATIENCE_S, _EXCUSE_S = 1.0, 3.0
 # What an out-of-memory rehearsal may still allocate before Python has to raise MemoryError.
@@ -72,6 +76,7 @@ class AgentLink:
         stacks.register()
         self._on_dead = on_dead
         self._oom_wanted = False
+        self._told_to_leave, self._save_until = threading.Event(), 0.0
         self._lock = threading.Lock()
         self._waiting_since: float | None = None
         self._waited_s = 0.0
@@ -177,6 +182,16 @@ class AgentLink:
             if _PATIENCE_S < time.monotonic() - since < self._wait_limit_s:
                 client.pause("waiting for other replica groups", _EXCUSE_S)
 
+    def time_to_save(self) -> float:
+        """Seconds for saving the state, for who was asked to leave since the host is about to be taken away."""
+        if self._client is None or not self._told_to_leave.wait(_WORD_S):
+            return 0.0
+        return max(0.0, self._save_until - _EXIT_S - time.monotonic())
+
+    def leave(self, limit_s: float) -> None:
+        """Report that this rank asks for no quorum any more: the others need not wait while it saves its state."""
+        self._tell(lambda client: client.pause("leaving the quorum", limit_s))
+
     def close(self) -> None:
         """Say goodbye; idempotent."""
         self._closed.set()
@@ -214,6 +229,9 @@ class AgentLink:
             case "release":
                 self.released.set()
             case "drain":
+                if command.get("save"):
+                    self._save_until = time.monotonic() + float(command["grace_s"])
+                self._told_to_leave.set()
                 # One path for both ways of asking: the session's handler runs in the main thread, as for a
                 # real SIGTERM.
                 os.kill(os.getpid(), signal.SIGTERM)

@@ -124,7 +124,7 @@ class DilocoSession(Session):
         self._link.check()
         if self._begun:
             return True
-        self._drain.leave_if_requested()
+        self._leave_if_asked()
         while not (self._joined or self.finished):
             self._drain.leave_if_requested()
             self._link.check()
@@ -278,6 +278,9 @@ class DilocoSession(Session):
         self._taken = self._samples = 0
         self._joined = True
         self._tell_commit(manager, values)
+
+    def _back_to_commit(self) -> None:
+        self._roll_back()
 
     def _roll_back(self) -> None:
         if not self._taken:

@@ -23,6 +23,10 @@ class Drain:
         """Whether it was."""
         return self._asked.is_set()
 
+    def ask(self) -> None:
+        """Ask this process to leave: another rank of its group does."""
+        self._asked.set()
+
     def leave_if_requested(self) -> None:
         """Leave now, if it was.
 

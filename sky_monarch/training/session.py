@@ -118,7 +118,8 @@ class Session:
         self._resources = contextlib.ExitStack()
         self._manager: SessionManager | None = None
         self._begun = self._averaged = self._replaced = False
-        self._leader = False
+        self._leader = self._leads = False
+        self._committed: int | None = None
         self._drain = Drain()
         self.register_state(MODEL, self._replace_parameters, model.state_dict)
         self.register_state("optimizer", optimizer.load_state_dict, optimizer.state_dict)
@@ -233,7 +234,7 @@ class Session:
         self._link.check()
         if self._begun:
             return True
-        self._drain.leave_if_requested()
+        self._leave_if_asked()
         if self.finished:
             return False
         self._rounds.ask()
@@ -363,8 +364,9 @@ class Session:
     def _tell_commit(self, manager: SessionManager, metrics: Mapping[str, float | torch.Tensor]) -> None:
         """What is done after each commit, also where this group healed in it."""
         self._begun = self._averaged = False
-        leads = manager.participating_rank() == 0
+        self._leads = leads = manager.participating_rank() == 0
         self._leader = leads and self.rank == 0
+        self._committed = self.step
         values = {name: float(value) for name, value in metrics.items()} if manager.is_participating() else {}
         values |= self._state.save(manager, self.step, leads=leads)
         if (heal := manager.take_heal()) is not None:
@@ -445,8 +447,31 @@ class Session:
                 self._stay_as_donor(self._entered())
             if kind is not None:
                 self._group.cut()  # the others need not wait for the end of this process
+            if kind is SystemExit and self.drain_requested:
+                self._save_before_the_end()
         finally:
             self._resources.close()
+
+    def _leave_if_asked(self) -> None:
+        """Between two steps. Ranks that save together before they go leave together, after the same step."""
+        together = self._state.saves_on_notice and self._env.world_size > 1
+        if together and not self._agreement.all(not self.drain_requested):
+            self._drain.ask()
+        self._drain.leave_if_requested()
+
+    def _save_before_the_end(self) -> None:
+        """The host is about to be taken away: save what goes with it, if the job wants so and this group leads."""
+        if not (self._leads and self._state.saves_on_notice):
+            return
+        limit_s = self._link.time_to_save()
+        self._back_to_commit()
+        # A heal that was under way has set the manager's step ahead of what the parameters are.
+        if limit_s > 0 and self.step == self._committed:
+            self._link.leave(limit_s)
+            self._link.add(self._state.save_now(self._entered(), self.step, limit_s))
+
+    def _back_to_commit(self) -> None:
+        """Undo what was done since the last commit; nothing is, between the commits of single steps."""
 
     def _stay_as_donor(self, manager: SessionManager) -> None:
         """Answer quorums, so that a group that is still on its way can heal to the end, until released."""

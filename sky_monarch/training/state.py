@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -122,14 +123,38 @@ class TrainingState:
             return {}
         is_due = self.checkpoints.due(step, self.round_steps)
         if leads and (is_due or self.checkpoints.unchecked):
-            counts = {**manager.state_dict(), "round_steps": self.round_steps}
-            parts = {MANAGER: counts, **{key: save() for key, (_, save) in self._parts.items()}}
+            parts = self._gather(manager)
             self.checkpoints.preflight(step, parts)
             if is_due:
                 self.checkpoints.save(step, parts)
         elif is_due:
             self.checkpoints.look_after_uploads()
         return self.checkpoints.news()
+
+    def _gather(self, manager: SessionManager) -> dict[str, Any]:
+        counts = {**manager.state_dict(), "round_steps": self.round_steps}
+        return {MANAGER: counts, **{key: save() for key, (_, save) in self._parts.items()}}
+
+    @property
+    def saves_on_notice(self) -> bool:
+        """Whether the job wants it saved before a host is taken away."""
+        return self.checkpoints is not None and self.checkpoints.plan.on_notice
+
+    def save_now(self, manager: SessionManager, step: int, limit_s: float) -> dict[str, float]:
+        """Save it, due or not, and wait for that; returns what happened to checkpoints so far, as metrics.
+
+        Args:
+            manager: Has a state, too.
+            step: Steps committed.
+            limit_s: What is not complete by then never will be.
+        """
+        checkpoints, deadline = self.checkpoints, time.monotonic() + limit_s
+        if checkpoints is None:
+            return {}
+        if checkpoints.flush(limit_s) and checkpoints.begun != step:
+            checkpoints.save(step, self._gather(manager))
+            checkpoints.flush(max(0.0, deadline - time.monotonic()))
+        return checkpoints.news()
 
     def flush(self, limit_s: float) -> dict[str, float]:
         """Wait for a save under way; returns what happened to checkpoints so far, as metrics."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import resource
@@ -99,3 +100,35 @@ def test_a_save_that_fails_is_an_event_and_all_groups_killed_at_once_go_on_from_
     steps = [line["step"] for line in workbench.events(name) if line["event"] == "checkpoint_saved"]
     assert steps[-1] == 300, "the last one is told, too"
     assert Path(folder, max(path.name for path in folder.iterdir())).name.startswith("step-000000000300")
+
+
+@pytest.mark.slow
+def test_groups_whose_host_is_taken_away_save_the_step_that_they_have(workbench: Workbench) -> None:
+    folder = workbench.folder / "saved"
+    job = workbench.job(
+        "evicted",
+        run=shlex.join([sys.executable, f"{ROOT}/examples/train.py", "--steps", "100000"]),
+        replicas=2,
+        checkpoint={"to": str(folder), "every_steps": 1_000_000},  # none is due before the notice
+        recovery={"on_notice": "checkpoint"},
+    )
+    name = workbench.up(job)
+    workbench.wait_for_step(name, 10, within_s=START_S)
+    keeper = json.loads((workbench.run_folder(name) / "agent.pid").read_text())["pid"]
+    os.kill(keeper, signal.SIGUSR1)
+    workbench.wait_for_state(name, "FAILED", "LOST", within_s=START_S)  # it was the only host
+
+    events = workbench.events(name)
+    committed = [event["step"] for event in events if event["event"] == "generation_ended"]
+    assert len(committed) == 2
+    assert min(committed) >= 10
+    saved = [event["step"] for event in events if event["event"] == "checkpoint_saved"]
+    assert max(saved) == max(committed), "nothing that was committed is lost"
+    assert {int(path.name[5:17]) for path in folder.glob("step-*")} == set(saved)
+    exits = [event["exit"] for event in events if event["event"] == "rank_exited"]
+    assert exits == [{"code": 0}] * 2, "they have left in time"
+
+    assert workbench.up(job) == name
+    restored = wait_for_event(workbench, name, "checkpoint_restored")
+    assert restored["step"] == max(committed)
+    assert workbench.wait_for_step(name, restored["step"] + 1, within_s=START_S)

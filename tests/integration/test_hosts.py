@@ -7,6 +7,8 @@ import os
 import re
 import signal
 import stat
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -169,3 +171,42 @@ def test_a_host_of_another_version_says_so_and_one_with_anothers_certificate_is_
         status = workbench.status(far.name)
         assert status["groups"][0]["generation"] == 1
         assert pid_of(status, 0), "nobody was disturbed"
+
+
+def test_a_host_that_saves_before_it_goes_holds_nobody_up(workbench: Workbench, tmp_path: Path) -> None:
+    save_s = 6
+    job = workbench.job(
+        "warned",
+        run=f"{FREE_RANK} --steps 3000 --heed --save-s {save_s}",
+        min_replicas=1,
+        recovery={"grace_s": 5},  # the notice leaves more
+        lighthouse={**LIGHTHOUSE, "heartbeat_timeout_s": 20, "join_timeout_s": 60},  # only a word of it helps
+    )
+    with several_hosts(workbench, job, count=3) as (name, keepers):
+        workbench.wait_for_step(name, 10)
+        told_s = time.monotonic()
+        keepers[1].send_signal(signal.SIGUSR1)
+        assert keepers[1].wait(30) == 143
+        assert save_s <= time.monotonic() - told_s < save_s + 5, "it saves, and then goes"
+
+        agent = json.loads((workbench.run_folder(name) / "agent-2.json").read_text())
+        (tmp_path / "agent.json").write_text(json.dumps(agent))
+        words = ["--notice", str(tmp_path), "--grace", "20", "--reason", "the pod is evicted"]
+        told = subprocess.run([sys.executable, "-m", "sky_monarch.agent", *words], check=False, timeout=30)
+        assert (told.returncode, keepers[2].wait(5)) == (0, 143)
+
+        assert longest_gap_s(workbench.cli("logs", name, "--replica", "0").stdout) < 3
+        events = workbench.events(name)
+        leaving = [event for event in events if event["event"] == "host_leaving"]
+        assert [(event["host"], event["kind"], event["reason"]) for event in leaving] == [
+            ("host1", "sigusr1", "the host is about to be taken away (SIGUSR1)"),
+            ("host2", "hook", "the pod is evicted"),
+        ]
+        assert leaving[0]["grace_s"] == 120
+        assert 19 < leaving[1]["grace_s"] <= 20
+        evicted = [event for event in events if event["event"] == "evicted"]
+        assert [(event["replica"], event["orderly"]) for event in evicted] == [(1, True), (2, True)], "once"
+        exits = [event["exit"] for event in events if event["event"] == "rank_exited"]
+        assert exits == [{"code": 0}, {"code": 0}], "nobody was killed"
+        shown = workbench.cli("events", name).stdout
+        assert re.search(r"host host2 is leaving, (19\.\d|20\.0) s are left: the pod is evicted", shown)

@@ -38,6 +38,7 @@ def main() -> int:
     parser.add_argument("--do", action="append", default=[])
     parser.add_argument("--quorum-timeout-s", type=float, default=20.0)
     parser.add_argument("--heed", action="store_true")
+    parser.add_argument("--save-s", type=float, default=0.0, help="what it takes to save, before it leaves")
     parser.add_argument("--ahead", default="", help="a deed while it runs ahead of its promotion, as of --do")
     options = parser.parse_args()
 
@@ -72,6 +73,9 @@ def main() -> int:
     while step < options.steps:
         if options.heed and ears.asked_to_leave:
             print(f"leaves after step {step}")
+            if options.save_s:
+                agent.pause("leaving the quorum", options.save_s)
+                time.sleep(options.save_s)
             ears.close()
             return 0
         act(mine.get(step), agent)

@@ -56,6 +56,25 @@ WATCHED = [
         f"{_HOSTS}test_hosts_that_enrolled_train_over_tls_and_outlive_their_controller",
         "has not answered",
     ),
+    left_out(
+        "stay_in_quorum",
+        f"{_HOSTS}test_a_host_that_saves_before_it_goes_holds_nobody_up",
+        "< 3",
+    ),
+    replaced(
+        "keeper.py",
+        "_TOLD = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1}",
+        "_TOLD = {signal.SIGTERM, signal.SIGINT}",
+        f"{_HOSTS}test_a_host_that_saves_before_it_goes_holds_nobody_up",
+        "== 143",
+    ),
+    replaced(
+        "training/session.py",
+        "if kind is SystemExit and self.drain_requested:",
+        "if False:",
+        "test_checkpoint_runs.py::test_groups_whose_host_is_taken_away_save_the_step_that_they_have",
+        "ValueError: max() iterable argument is empty",
+    ),
     replaced(
         "controller/recovery.py",
         'exit_=event["exit"], oom=event["oom"])',

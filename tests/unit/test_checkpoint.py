@@ -279,6 +279,7 @@ def test_what_a_checkpoint_lacks_begins_anew_and_what_no_longer_loads_is_an_erro
         ('{"to": "x", "every_steps": 0}', "every_steps is 0"),
         ('{"to": "x", "every_steps": true}', "every_steps is True"),
         ('{"to": "x", "every_steps": 1, "keep": 0}', "keep is 0"),
+        ('{"to": "x", "every_steps": 1, "on_notice": "pray"}', "on_notice is 'pray'"),
     ],
 )
 def test_a_plan_that_cannot_be_used_is_refused(text: str, complaint: str) -> None:
@@ -290,3 +291,5 @@ def test_a_plan_is_read_from_the_jobs_json() -> None:
     plan = CheckpointPlan.parse(json.dumps({"to": "file:///data/x", "every_steps": 5, "keep": 3}))
     assert plan == CheckpointPlan(folder=Path("/data/x"), every_steps=5, keep=3)
     assert plan.to == "/data/x"
+    noticed = CheckpointPlan.parse(json.dumps({"to": "/x", "every_steps": 5, "on_notice": "checkpoint"}))
+    assert noticed.on_notice

@@ -100,7 +100,11 @@ for name in ("RunPod", "OCI", "Azure", "DO", "Slurm", "Kubernetes", "SSH"):
         field: getattr(clouds.CloudImplementationFeatures, feature) not in given
         for field, feature in FEATURES.items()
     }
-print("SAID " + json.dumps([said, declared]))
+from sky_monarch.launch.notices import preemption_hook
+hook = preemption_hook(python="python", directory="$HOME/x")
+config = {"run": "x", "resources": {"infra": "k8s"}, "config": {"hooks": [hook]}}
+(resources,) = sky.Task.from_yaml_config(config).resources
+print("SAID " + json.dumps([said, declared, [hook, resources.hooks]]))
 """
 
 
@@ -158,13 +162,18 @@ def answers(tmp_path_factory):
     )
     assert done.returncode == 0, done.stderr[-4000:]
     line = next(line for line in done.stdout.splitlines() if line.startswith("SAID "))
-    answers, declared = json.loads(line.removeprefix("SAID "))
-    return [(*entry, answer) for entry, answer in zip(given, answers, strict=True)], declared
+    answers, declared, hooks = json.loads(line.removeprefix("SAID "))
+    return [(*entry, answer) for entry, answer in zip(given, answers, strict=True)], declared, hooks
 
 
 @pytest.fixture
 def said(answers):
     return answers[0]
+
+
+def test_skypilot_takes_the_hook_for_preemption_as_it_is(answers):
+    hook, registered = answers[2]
+    assert registered == [hook]
 
 
 @pytest.mark.parametrize("name", CLOUDS)

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
+use super::notice::Notices;
 use crate::wire::one_or_several;
 use crate::wire::tls::Identity;
 use crate::{Error, ErrorKind, Result};
@@ -48,6 +49,9 @@ pub struct Config {
     /// Bounds of waits that no job sets.
     #[serde(default)]
     pub limits: Limits,
+    /// Where notices that this host is about to be taken away come from.
+    #[serde(default)]
+    pub notices: Notices,
 }
 
 /// A process that the agent keeps alive.
@@ -198,6 +202,7 @@ impl Config {
         if let Some((field, value)) = seconds.into_iter().find(|(_, value)| !(0.0..=1e9).contains(value)) {
             return Err(bad(format!("`{field}` is {value}, not a number of seconds")));
         }
+        config.notices.check().map_err(|problem| bad(format!("`notices`: {problem}")))?;
         for service in &config.services {
             if service.argv.is_empty() {
                 return Err(bad(format!("service `{}` has an empty `argv`", service.name)));

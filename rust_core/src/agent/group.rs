@@ -53,6 +53,8 @@ pub struct Stop {
     pub deadline: Instant,
     /// Shown in the events.
     pub reason: String,
+    /// The host is about to be taken away.
+    pub is_notice: bool,
 }
 
 /// The agent's hold on a group.
@@ -68,11 +70,20 @@ pub struct Handle {
 impl Handle {
     /// Asks the group to end; of several requests the earliest deadline counts.
     pub fn stop(&self, grace_s: f64, reason: &str) {
-        let deadline = Instant::now() + seconds(grace_s);
+        self.end_by(Instant::now() + seconds(grace_s), reason, false);
+    }
+
+    /// The same where the host is about to be taken away.
+    pub fn leave(&self, deadline: Instant, reason: &str) {
+        self.end_by(deadline, reason, true);
+    }
+
+    fn end_by(&self, deadline: Instant, reason: &str, is_notice: bool) {
         self.stop.send_if_modified(|stop| {
             let sooner = stop.as_ref().is_none_or(|stop| deadline < stop.deadline);
             if sooner {
-                *stop = Some(Stop { deadline, reason: reason.to_owned() });
+                let is_notice = is_notice || stop.as_ref().is_some_and(|stop| stop.is_notice);
+                *stop = Some(Stop { deadline, reason: reason.to_owned(), is_notice });
             }
             sooner
         });

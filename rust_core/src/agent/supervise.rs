@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use tokio::signal::unix::Signal;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout_at};
 
 use super::context::Shared;
 use super::group::{self, Group, Handle, seconds};
 use super::link::Standing;
 use super::mutant;
+use super::notice::{self, Notice, Notices};
 use super::probe::Probe;
 use super::services::Services;
 use super::setup::Setup;
@@ -25,14 +26,18 @@ const REAP: Duration = Duration::from_secs(1);
 const SWEEP_GRACE: Duration = Duration::from_secs(2);
 /// An agent without groups lingers this many times as long as one whose groups are done.
 const NEVER_ASKED: u32 = 10;
+/// Exit code of an agent that was told to leave its host: as a shell has it of one that SIGTERM ended.
+const NOTICED: i32 = 143;
 /// What nobody owns any more at the very end.
 const LAST_GRACE: Duration = Duration::from_secs(1);
 
 /// Exit code where the lease was over.
 const LEASE_OVER: i32 = 1;
 
-/// SIGTERM, SIGINT, SIGCHLD.
-pub type Signals = (Signal, Signal, Signal);
+/// SIGTERM, SIGINT, SIGCHLD, SIGUSR1.
+pub type Signals = (Signal, Signal, Signal, Signal);
+/// How long the host stays after a signal, and the notices that are none.
+pub type Leave = (Notices, mpsc::Receiver<Notice>);
 
 /// Why the agent ends.
 struct End {
@@ -50,6 +55,12 @@ pub struct Supervisor {
     released: bool,
     end: Option<End>,
     fenced: bool,
+    notices: Notices,
+    noticed: mpsc::Receiver<Notice>,
+    /// It was told so.
+    leaving: bool,
+    /// When the host is taken away, as far as was said.
+    gone: Option<Instant>,
 }
 
 /// How long an agent does without its controller.
@@ -77,7 +88,13 @@ pub async fn sweep(context: &Shared) {
 
 impl Supervisor {
     /// Looks after nothing yet.
-    pub const fn new(context: Shared, services: Services, probe: Option<Arc<Probe>>, limits: Limits) -> Self {
+    pub fn new(
+        context: Shared,
+        services: Services,
+        probe: Option<Arc<Probe>>,
+        limits: Limits,
+        (notices, noticed): Leave,
+    ) -> Self {
         Self {
             context,
             services,
@@ -88,12 +105,16 @@ impl Supervisor {
             released: false,
             end: None,
             fenced: false,
+            notices,
+            noticed,
+            leaving: false,
+            gone: None,
         }
     }
 
     /// Runs until the end. Returns the exit code.
     pub async fn run(mut self, mut commands: mpsc::Receiver<Command>, signals: Signals) -> i32 {
-        let (mut terminate, mut interrupt, mut child) = signals;
+        let (mut terminate, mut interrupt, mut child, mut warning) = signals;
         let mut look = interval(LOOK);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut reaped = Instant::now();
@@ -101,8 +122,10 @@ impl Supervisor {
         let code = loop {
             tokio::select! {
                 biased;
-                Some(_) = terminate.recv() => self.leave("the host is about to be taken away (SIGTERM)", 143),
-                Some(_) = interrupt.recv() => self.leave("interrupted (SIGINT)", 130),
+                Some(_) = terminate.recv() => self.leave(self.notices.terminated(), NOTICED),
+                Some(_) = interrupt.recv() => self.leave(Notice::interrupted(), 130),
+                Some(_) = warning.recv() => self.leave(self.notices.warned(), NOTICED),
+                Some(notice) = self.noticed.recv() => self.leave(notice, NOTICED),
                 Some(command) = commands.recv() => self.obey(command).await,
                 Some(_) = child.recv() => orphans = true,
                 _ = look.tick() => {
@@ -219,18 +242,36 @@ impl Supervisor {
         }
     }
 
-    fn leave(&mut self, reason: &str, code: i32) {
-        tracing::warn!(reason, "the agent is asked to leave");
-        self.context.outbox.emit(Event::Notice { replica: None, message: reason.to_owned() });
-        self.stop_all(None, reason, code);
+    /// Leaves the host in order, within the grace time of a notice; without one, groups have their job's.
+    fn leave(&mut self, Notice { kind, reason, grace }: Notice, code: i32) {
+        let now = Instant::now();
+        let is_sooner = grace.is_some_and(|grace| self.gone.is_none_or(|gone| now + grace < gone));
+        if self.leaving && !is_sooner {
+            return;
+        }
+        self.leaving = true;
+        self.gone = grace.map(|grace| now + grace);
+        let own = || self.groups.values().map(|group| group.grace_s).fold(0.0, f64::max);
+        let grace_s = grace.map_or_else(own, |grace| grace.as_secs_f64());
+        tracing::warn!(kind, reason, grace_s, "the agent is asked to leave");
+        self.context.outbox.emit(Event::HostLeaving { kind, reason: reason.clone(), grace_s });
+        for group in self.groups.values() {
+            let left = grace.map_or_else(|| seconds(group.grace_s), notice::for_ranks);
+            group.leave(now + left, &reason);
+        }
+        self.end_rest(code);
     }
 
     /// Stops everything, each group within `grace_s` or its own grace time.
     fn stop_all(&mut self, grace_s: Option<f64>, reason: &str, code: i32) {
-        self.end.get_or_insert(End { code });
         for group in self.groups.values() {
             group.stop(grace_s.unwrap_or(group.grace_s), reason);
         }
+        self.end_rest(code);
+    }
+
+    fn end_rest(&mut self, code: i32) {
+        self.end.get_or_insert(End { code });
         if let Some(setup) = &self.setup {
             setup.stop();
         }
@@ -267,6 +308,12 @@ impl Supervisor {
         None
     }
 
+    /// That long from now, but not after the host was taken away.
+    fn bounded(&self, wait: Duration) -> Instant {
+        let until = Instant::now() + wait;
+        self.gone.map_or(until, |gone| gone.min(until))
+    }
+
     async fn finish(mut self) {
         let context = Arc::clone(&self.context);
         context.store.end(&context).await;
@@ -274,7 +321,7 @@ impl Supervisor {
         self.services.stop(|name| name != "controller").await;
         // Whatever is left below the agent, save the controller, belongs to nobody.
         let spared: HashSet<u32> = context.registry.with_lock(|pids| pids.clone());
-        let until = Instant::now() + LAST_GRACE;
+        let until = self.bounded(LAST_GRACE);
         let family = || Family::AllBut(spared.clone());
         tree::end(family, &context.registry, || until, context.limits.kill_s).await;
         let stored = async {
@@ -284,7 +331,7 @@ impl Supervisor {
         };
         // A controller that has another agent in this one's place stores nothing of it.
         let flush_s = if self.fenced { 0.0 } else { context.limits.flush_s };
-        if timeout(seconds(flush_s), stored).await.is_err() {
+        if timeout_at(self.bounded(seconds(flush_s)), stored).await.is_err() {
             tracing::warn!("the controller has not stored the last events");
         }
         self.services.stop(|_| true).await;

@@ -289,6 +289,15 @@ pub enum Event {
         /// Its pid.
         pid: u32,
     },
+    /// The host is about to be taken away, or the agent is told to leave it: it ends its groups in order, and then itself.
+    HostLeaving {
+        /// Who says so: a signal, `hook`, or the cloud whose metadata service was asked.
+        kind: String,
+        /// In words.
+        reason: String,
+        /// Until then.
+        grace_s: f64,
+    },
     /// A rehearsed fault was carried out.
     Injected {
         /// [`Injection::id`]; not called so on the wire, where journal and API keep the event's own `id`.

@@ -9,6 +9,9 @@ use super::Fault;
 /// What a session pauses for that waits for others: where all groups stand still, these are not to blame.
 pub const WAITING: &str = "waiting for other replica groups";
 
+/// What a session pauses for that asks for no quorum any more, but has to save its state before it exits.
+pub const LEAVING: &str = "leaving the quorum";
+
 /// Session to agent.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
@@ -32,7 +35,7 @@ pub enum SessionReport {
     },
     /// For the next `limit_s` no commit is expected (evaluation, a long save); 0 ends the pause.
     Pause {
-        /// Shown in status; [`WAITING`] for a wait.
+        /// Shown in status; [`WAITING`] for a wait, [`LEAVING`] for the last save.
         what: String,
         /// Longest pause.
         limit_s: f64,
@@ -49,6 +52,9 @@ pub enum SessionCommand {
         grace_s: f64,
         /// Why.
         reason: String,
+        /// The host is about to be taken away: a job that wants so saves its state meanwhile.
+        #[serde(default)]
+        save: bool,
     },
     /// Carry out a rehearsed fault on yourself ([`Fault::Exit`], [`Fault::Oom`]).
     Inject {

@@ -7,6 +7,7 @@ mod door_tls;
 mod hosts;
 mod lifecycle;
 mod news;
+mod notices;
 mod output;
 mod process;
 mod recovery;

@@ -67,6 +67,7 @@ class Checkpoints:
         self._snapshots = contents.Snapshots(rank)
         self._leaving = threading.Event()
         self._thread: threading.Thread | None = None
+        self.begun: int | None = None
         self._writer = secrets.token_hex(4)
         self._group: dist.Store | None = None
         self._declined: deque[str] = deque(maxlen=_MOST_DECLINED)
@@ -256,7 +257,7 @@ class Checkpoints:
             logger.warning("no checkpoint of step %d: the previous one is still being written", step)
             self._declined.append(name_of(step, self._writer))
             return False
-        state = self._snapshots.take(parts)
+        state, self.begun = self._snapshots.take(parts), step
         self._thread = threading.Thread(target=self._save, args=(step, state), name=f"checkpoint-{step}")
         self._thread.start()
         return True

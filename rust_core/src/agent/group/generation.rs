@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use super::rank::{Rank, Tracked, oom_kills};
 use super::{Group, Stop, seconds};
@@ -62,6 +62,10 @@ pub(super) struct Generation {
     pub oom_kills: u64,
     /// Nothing is rehearsed on it any more.
     pub ending: bool,
+    /// It asks for no quorum any more, but has something to save.
+    pub leaving: bool,
+    /// The lighthouse was told that it is over.
+    pub evicted: bool,
 }
 
 impl Group {
@@ -82,6 +86,8 @@ impl Group {
             up: false,
             oom_kills: oom_kills(),
             ending: false,
+            leaving: false,
+            evicted: false,
         };
         self.context.sessions.open(replica, number, self.plan.world_size, self.address.clone());
         for rank in 0..self.plan.world_size {
@@ -188,6 +194,7 @@ impl Group {
         let context = Arc::clone(&self.context);
         let evictor = Arc::clone(&self.evictor);
         let evicting = evict(&context, evictor.as_ref(), (replica, live.number), !died);
+        let is_evicted = live.evicted;
         let stop = self.stop.clone();
         let ending = async {
             // The first death is told while the eviction is under way, the rest of the group as it follows.
@@ -198,7 +205,7 @@ impl Group {
         };
         // Survivors are told of the death as soon as the lighthouse knows, not when the last sibling has ended.
         let evicted = async {
-            let quorum_id = evicting.await;
+            let quorum_id = if is_evicted { None } else { evicting.await };
             if let (true, Some(quorum_id)) = (died, quorum_id) {
                 context.sessions.tell_others(replica, &SessionCommand::Dead { quorum_id });
             }
@@ -244,9 +251,7 @@ impl Group {
         if mutant::is_on("no_drain") {
             return;
         }
-        let left = stop.deadline.saturating_duration_since(Instant::now());
-        let command = SessionCommand::Drain { grace_s: left.as_secs_f64(), reason: stop.reason };
-        self.context.sessions.tell_group(self.plan.replica, &command);
+        self.tell_drain(&stop);
         if matches!(self.plan.command, RankCommand::Shell { .. }) {
             let family = Family::Spawns(live.ranks.iter().map(|rank| rank.tracked.root()).collect());
             for entry in tree::look(family, &self.context.registry).await.members.values() {
@@ -262,6 +267,24 @@ impl Group {
         self.await_exits(live, stop.deadline, true).await;
     }
 
+    fn tell_drain(&self, Stop { deadline, reason, is_notice }: &Stop) {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let (reason, save) = (reason.clone(), *is_notice);
+        let command = SessionCommand::Drain { grace_s: left.as_secs_f64(), reason, save };
+        self.context.sessions.tell_group(self.plan.replica, &command);
+    }
+
+    /// Lets the others go on without a generation whose ranks only save their state any more: that takes longer than a
+    /// step, and they would wait for it.
+    async fn let_go(&self, live: &mut Generation, until: Instant) {
+        if !live.leaving || live.evicted || !live.ending || mutant::is_on("stay_in_quorum") {
+            return;
+        }
+        live.evicted = true;
+        let told = evict(&self.context, self.evictor.as_ref(), (self.plan.replica, live.number), true);
+        let _ = timeout_at(until, told).await;
+    }
+
     /// Waits for all ranks to end, until `deadline` or an earlier one of a stop; keeps telling what happens.
     pub(super) async fn await_exits(&mut self, live: &mut Generation, deadline: Instant, collateral: bool) {
         loop {
@@ -274,8 +297,16 @@ impl Group {
                     Some(Err(_)) => {}
                     None => return,
                 },
-                Some(message) = self.mailbox.recv() => { self.hear(live, message); }
-                Ok(()) = self.stop.changed() => {}
+                Some(message) = self.mailbox.recv() => {
+                    self.hear(live, message);
+                    self.let_go(live, until).await;
+                }
+                Ok(()) = self.stop.changed() => {
+                    // Whoever saves its state has less time for it now.
+                    if let Some(stop) = self.stop.borrow().clone().filter(|_| live.ending) {
+                        self.tell_drain(&stop);
+                    }
+                }
                 () = sleep(until.saturating_duration_since(Instant::now())) => return,
             }
         }

@@ -15,7 +15,8 @@ use crate::agent::pidfd::Exited;
 use crate::agent::roll_call::{Answer, NEARLY, Sentence};
 use crate::agent::sessions::SessionEvent;
 use crate::protocol::{
-    Cause, Event, Exit, Fault, GroupState, Heal, Injection, Progress, SessionCommand, SessionReport, WAITING,
+    Cause, Event, Exit, Fault, GroupState, Heal, Injection, LEAVING, Progress, SessionCommand, SessionReport,
+    WAITING,
 };
 
 const LOOK: Duration = Duration::from_millis(200);
@@ -140,6 +141,7 @@ impl Group {
                     session.open = false;
                 }
             }
+            SessionEvent::Said(SessionReport::Pause { what, .. }) if what == LEAVING => live.leaving = true,
             SessionEvent::Said(SessionReport::Pause { what, limit_s }) => {
                 tracing::debug!(rank, what, limit_s, "a session pauses");
                 let waits = what == WAITING;
@@ -322,9 +324,10 @@ impl Group {
         let stop = self.stop.borrow().clone();
         let collateral = stop.is_some();
         let deadline = match stop {
-            Some(Stop { deadline, reason }) => {
+            Some(Stop { deadline, reason, .. }) => {
                 let grace_s = deadline.saturating_duration_since(Instant::now()).as_secs_f64();
-                self.context.sessions.tell_group(replica, &SessionCommand::Drain { grace_s, reason });
+                let command = SessionCommand::Drain { grace_s, reason, save: false };
+                self.context.sessions.tell_group(replica, &command);
                 self.context.sessions.tell_group(replica, &SessionCommand::Release);
                 deadline
             }

@@ -1,0 +1,81 @@
+"""Telling an agent that its host is about to be taken away; the agent's side is tested in Rust and on real hosts."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from sky_monarch import agent, notice
+from sky_monarch.errors import ConfigError
+from sky_monarch.launch.notices import notices_on, preemption_hook
+from tests.support.waiting import eventually
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    (tmp_path / "run").mkdir()
+    values = {"run_dir": str(tmp_path / "run"), "host": "demo-h1"}
+    (tmp_path / "agent.json").write_text(json.dumps(values))
+    return tmp_path
+
+
+def test_it_says_why_and_until_when_and_waits_for_the_agent_to_leave(home: Path) -> None:
+    codes: list[int] = []
+    words = ["--notice", str(home), "--grace", "30", "--reason", "the pod is evicted"]
+    before_ns = time.monotonic_ns()
+    giver = threading.Thread(target=lambda: codes.append(agent.main(words)))
+    giver.start()
+    place = home / "run/notice-demo-h1.json"
+    eventually(place.exists, within_s=5)
+    said = json.loads(place.read_text())
+    assert said["reason"] == "the pod is evicted"
+    assert 29e9 < said["until_mono_ns"] - before_ns < 35e9
+    assert [path.name for path in (home / "run").iterdir()] == [place.name], "written at once, or not at all"
+    assert codes == []
+    place.unlink()  # as the agent does
+    giver.join(5)
+    assert codes == [0]
+
+
+def test_an_agent_that_does_not_leave_is_waited_for_no_longer_than_the_host_is_there(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert agent.main(["--notice", str(home), "--grace", "0.2"]) == 1
+    assert "has not left within 0.2 s" in capsys.readouterr().err
+
+
+def test_where_there_is_no_agent_nobody_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert agent.main(["--notice", str(tmp_path)]) == 2
+    assert "belongs to no agent" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "agent.json").write_text('{"run_dir": "/nowhere/at/all", "host": "demo-h1"}')
+    with pytest.raises(ConfigError, match="cannot leave a notice"):
+        notice.main([str(tmp_path), "--grace", "1"])
+
+
+def test_skypilots_hook_tells_the_agent_and_leaves_it_its_time() -> None:
+    hook = preemption_hook(python="$HOME/venv/bin/python", directory="$HOME/runs/r/demo-h1-a1", grace_s=40)
+    assert hook == {
+        "run": '"$HOME/venv/bin/python" -m sky_monarch.agent --notice "$HOME/runs/r/demo-h1-a1" --grace 40 '
+        '--reason "SkyPilot\'s hook: ${SKYPILOT_HOOK_EVENT:-preemption}"\n',
+        "events": ["preemption"],
+        "timeout": 45,
+    }
+
+
+@pytest.mark.parametrize(
+    ("infra", "kind"),
+    [
+        ("azure/eastus", "azure"),
+        ("OCI", "oci"),
+        ("runpod", "runpod"),
+        ("k8s/context", "off"),
+        ("local", "off"),
+    ],
+)
+def test_the_agent_asks_the_cloud_that_it_is_on(infra: str, kind: str) -> None:
+    assert notices_on(infra) == {"kind": kind}
