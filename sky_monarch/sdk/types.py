@@ -22,6 +22,7 @@ __all__ = [
     "Event",
     "ExitStatus",
     "GroupStatus",
+    "HostStatus",
     "LighthouseStatus",
     "LogLine",
     "QuorumStatus",
@@ -157,6 +158,35 @@ class GroupStatus(_Record):
     slower: float | None = None
     ranks: tuple[RankStatus, ...] = field(default=(), metadata={"of": RankStatus})
     reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostStatus(_Record):
+    """One host that was brought up for a run.
+
+    Attributes:
+        host: Its name; with SkyPilot that of its cluster.
+        groups: Replica groups on it.
+        attempt: How often it was provisioned.
+        phase: WANTED, LAUNCHING, UP, WAITING (for capacity), GIVEN_UP or DOWN.
+        reason: Why.
+        place: Where it is.
+        usd_per_hour: What it costs; None where that is not known.
+        cost_usd: What it has cost so far, all attempts together.
+        wasted_usd: Of that, what was paid before an attempt's first commit, and for attempts without one.
+        since_ms: When it entered this phase, as Unix time in milliseconds.
+    """
+
+    host: str = ""
+    groups: tuple[int, ...] = ()
+    attempt: int = 0
+    phase: str = ""
+    reason: str | None = None
+    place: str | None = None
+    usd_per_hour: float | None = None
+    cost_usd: float | None = None
+    wasted_usd: float | None = None
+    since_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,6 +332,9 @@ class RunStatus(_Record):
         recoveries: One record a failure; of very many the newest.
         recoveries_total: Failures so far.
         setup: Its ``setup`` command, where it has one.
+        hosts: Hosts that were brought up for it; none for a run of this machine.
+        cost_usd: What they have cost so far; None where that is not known.
+        wasted_usd: Of that, what brought no step.
     """
 
     run_id: str
@@ -327,6 +360,9 @@ class RunStatus(_Record):
     recoveries: tuple[RecoveryRecord, ...] = field(default=(), metadata={"of": RecoveryRecord})
     recoveries_total: int | None = None
     setup: SetupStatus | None = field(default=None, metadata={"of": SetupStatus})
+    hosts: tuple[HostStatus, ...] = field(default=(), metadata={"of": HostStatus})
+    cost_usd: float | None = None
+    wasted_usd: float | None = None
 
     @property
     def ended(self) -> bool:

@@ -15,7 +15,8 @@ ALLOWED = {
     "gpus": set(),
     "config": {"gpus"},
     "launch": {"config", "gpus"},
-    "sdk": {"launch", "config"},
+    # Who launches beyond this machine makes the run's certificates.
+    "sdk": {"launch", "config", "actors"},
     # The hidden commands only hand their arguments on to the process modules.
     "cli": {"sdk", "config", "launch", "tracebacks", "agent", "controller", "lighthouse"},
     "controller": {"launch", "config", "gpus", "tracebacks", "actors", "_core"},
