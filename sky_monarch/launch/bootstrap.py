@@ -6,12 +6,11 @@ value of the job is ever part of it. The work itself is done by ``host.sh``, whi
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["HOST_SCRIPT", "RUN", "SETUP", "addressed", "shipped"]
+__all__ = ["HOST_SCRIPT", "RUN", "SETUP", "shipped"]
 
 HOST_SCRIPT = Path(__file__).with_name("host.sh")
 """Prepares a host, and becomes its agent."""
@@ -37,19 +36,3 @@ def shipped(task: Mapping[str, Any], *, ship_id: str, files: Path, workdir: Path
     envs = {**task.get("envs", {}), "SKY_MONARCH_SHIP": ship_id}
     mounts = {**task.get("file_mounts", {}), f"~/.sky-monarch/ship/{ship_id}": str(files)}
     return {**task, "workdir": str(workdir), "file_mounts": mounts, "envs": envs}
-
-
-def addressed(task: Mapping[str, Any], *, agent: Mapping[str, Any], enrolment: str) -> dict[str, Any]:
-    """A host's task for one attempt: the only values that it has not in common with any other.
-
-    Args:
-        task: What :func:`shipped` returned.
-        agent: What the agent is told; not secret.
-        enrolment: The attempt's secret. It stands in ``secrets`` alone, which SkyPilot redacts.
-    """
-    told = json.dumps(dict(agent), separators=(",", ":"))
-    return {
-        **task,
-        "envs": {**task.get("envs", {}), "SKY_MONARCH_HOST": told},
-        "secrets": {**task.get("secrets", {}), "SKY_MONARCH_ENROLMENT": enrolment},
-    }

@@ -61,7 +61,6 @@ class Choice:
         notes: What else to know.
         tasks: ``(cluster, SkyPilot task as JSON text)``, the head's first.
         gpus_per_group: GPUs of one replica group.
-        follows_zone: Its hosts belong into one zone, which the first of them chooses.
     """
 
     infra: str
@@ -78,7 +77,6 @@ class Choice:
     notes: tuple[str, ...]
     tasks: tuple[tuple[str, str], ...]
     gpus_per_group: int = 0
-    follows_zone: bool = False
 
     def documents(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """``(cluster, task)``: what ``sky launch -c cluster`` takes. Without any value of ``envs`` or ``secrets``."""
@@ -248,7 +246,6 @@ def _choice(job: JobSpec, candidate: Candidate, infra: str, known: Snapshot) -> 
         notes=tuple(_notes(job, candidate, cloud, shape, offer, image, head)),
         tasks=tuple((cluster, json.dumps(task)) for cluster, task in tasks),
         gpus_per_group=candidate.accelerator.count if candidate.accelerator else 0,
-        follows_zone=_follows_zone(job, cloud, shape, infra),
     )
 
 
@@ -351,7 +348,7 @@ def _notes(
 ) -> Iterator[str]:
     gpu = GPUS[candidate.accelerator.name] if candidate.accelerator else None
     infra = candidate.infra or job.infra
-    if _follows_zone(job, cloud, shape, infra):
+    if shape.sets > 1 and job.placement == "same-zone" and not _is_one_zone(cloud.name, infra):
         yield f"{job.name}-h0 chooses the zone, the others follow it"
     if shape.sets > 1 and job.sync != EVERY_STEP and cloud.reachability is not Reachability.SAME_NETWORK:
         yield "groups average through the agents' tunnel"
@@ -374,10 +371,6 @@ def _notes(
         yield f"the price of {head.cluster} (2 CPUs) is not known, and not in the sum"
     if head.kind == "here" and cloud.name != "slurm":
         yield "the hosts dial this machine: it needs an address that they reach"
-
-
-def _follows_zone(job: JobSpec, cloud: Cloud, shape: Shape, infra: str) -> bool:
-    return shape.sets > 1 and job.placement == "same-zone" and not _is_one_zone(cloud.name, infra)
 
 
 def _is_one_zone(cloud: str, infra: str) -> bool:

@@ -61,27 +61,6 @@ _KEPT = frozenset(
 )
 _KEPT_PREFIXES = ("LC_", "PYTHON", "XDG_", "ASAN_", "LSAN_", "TSAN_", "COVERAGE_", "LLVM_PROFILE_")
 
-#: What SkyPilot reads, where hosts are launched by it: its own settings, and how others are reached.
-_SKYPILOT = frozenset(
-    {
-        "ALL_PROXY",
-        "HTTPS_PROXY",
-        "HTTP_PROXY",
-        "KUBECONFIG",
-        "NO_PROXY",
-        "REQUESTS_CA_BUNDLE",
-        "SLURM_CONF",
-        "SSH_AUTH_SOCK",
-        "SSL_CERT_DIR",
-        "SSL_CERT_FILE",
-        "all_proxy",
-        "http_proxy",
-        "https_proxy",
-        "no_proxy",
-    }
-)
-_SKYPILOT_PREFIXES = ("SKYPILOT_",)
-
 
 def state_dir(environ: Mapping[str, str] | None = None) -> Path:
     """Where runs live: ``SKY_MONARCH_STATE_DIR``, else the platform's state folder of the user.
@@ -126,24 +105,13 @@ def job_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     return env
 
 
-def agent_environment(
-    run_id: str, environ: Mapping[str, str] | None = None, *, elsewhere: bool = False
-) -> dict[str, str]:
-    """What agent, controller and lighthouse see: enough to start Python, the run's mark, and no secrets.
-
-    Args:
-        run_id: The run.
-        environ: Of the launching process.
-        elsewhere: SkyPilot launches hosts for it: what it reads comes along, the token of its API server included.
-            The head of such a run has no ranks that could inherit it.
-    """
+def agent_environment(run_id: str, environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What agent, controller and lighthouse see: enough to start Python, the run's mark, and no secrets."""
     source = os.environ if environ is None else environ
-    prefixes = (*_KEPT_PREFIXES, *_SKYPILOT_PREFIXES) if elsewhere else _KEPT_PREFIXES
-    kept = _KEPT | _SKYPILOT if elsewhere else _KEPT
     env = {
         key: value
         for key, value in _without_identity(source).items()
-        if key in kept or key == _STATE_DIR or key.startswith(prefixes)
+        if key in _KEPT or key == _STATE_DIR or key.startswith(_KEPT_PREFIXES)
     }
     env["SKY_MONARCH_RUN_ID"] = run_id
     return env

@@ -2,8 +2,8 @@
 # What SkyPilot runs on a host: `setup` installs sky-monarch beside the host's own torch, `run` is the agent.
 #
 # No secret and nothing of the job is in here. What differs comes in the environment:
-#   SKY_MONARCH_SHIP  what was shipped, <version>-<hash>: the folder of this script below ~/.sky-monarch/ship
-#   SKY_MONARCH_HOST  what the agent is told (JSON): run_id, host, attempt and more
+#   SKY_MONARCH_SHIP    what was shipped, <version>-<hash>: the folder of this script below ~/.sky-monarch/ship
+#   SKY_MONARCH_FOLDER  the agent's folder below ~/.sky-monarch/runs, <run id>/<host>-a<attempt>
 set -euo pipefail
 
 say() { printf 'sky-monarch: %s\n' "$*" >&2; }
@@ -125,15 +125,10 @@ setup() {
 
 run() {
     [ -e "$venv/ready" ] || fail "sky-monarch is not set up on this host" "its setup failed: see the lines before"
-    : "${SKY_MONARCH_HOST:?is not set}"
-    local folder # of this attempt alone
-    folder=$("$venv/bin/python" -I -c 'import json, os
-told = json.loads(os.environ["SKY_MONARCH_HOST"])
-print("{run_id}/{host}-a{attempt}".format(**told))') ||
-        fail "SKY_MONARCH_HOST does not say who this host is" "the provisioner that launched it is of another version"
+    : "${SKY_MONARCH_FOLDER:?is not set}"
     export VIRTUAL_ENV=$venv PATH=$venv/bin:$PATH
     # -P: a folder named sky_monarch in the working folder is not the one that was shipped.
-    exec "$venv/bin/python" -P -m sky_monarch.agent --enrol "$HOME/.sky-monarch/runs/$folder"
+    exec "$venv/bin/python" -P -m sky_monarch.agent --enrol "$HOME/.sky-monarch/runs/$SKY_MONARCH_FOLDER"
 }
 
 case ${1-} in

@@ -106,7 +106,7 @@ def _spawn(folder: RunFolder, argv: Sequence[str]) -> subprocess.Popen[bytes]:
         agent = subprocess.Popen(
             list(argv),
             cwd=folder.path,
-            env=agent_environment(folder.run_id, elsewhere=folder.provider == "skypilot"),
+            env=agent_environment(folder.run_id),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

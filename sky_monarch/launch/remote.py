@@ -217,7 +217,8 @@ def plan_remote(
     files = dict(local.files)
     private = {**files["private.json"], "authority": dict(authority), "identities": dict(identities)}
     if provider != "local":
-        private["base_env"] = {}  # what was exported here says nothing about another machine
+        # What was exported here says nothing about another machine; SkyPilot, which is here, has to have it.
+        private |= {"base_env": {}, "shell_env": private["base_env"]}
     config = files["controller.json"]
     job = files["job.json"]
     placed = [{"name": HEAD, "groups": [], "provisioned": False}]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import shutil
 import subprocess
@@ -122,11 +121,11 @@ def test_what_the_job_installs_lands_in_the_environment_not_in_the_hosts_python(
     assert "#!/bin/sh" in (ready.venv / "bin/pip").read_text()
 
 
-def test_the_agent_runs_from_the_environment_with_a_folder_of_its_attempt(ready: Host) -> None:
-    # What it is told names no controller: it must say so itself, and the script must have become it.
-    told = {"run_id": "demo-1", "host": "demo-h0", "attempt": 2}
-
-    done = ready.bash(RUN, SKY_MONARCH_HOST=json.dumps(told))
+def test_the_agent_runs_from_the_environment_and_what_lies_in_the_working_folder_is_not_it(
+    ready: Host,
+) -> None:
+    # It is told of no run: it must say so itself, and the script must have become it.
+    done = ready.bash(RUN, SKY_MONARCH_FOLDER="demo-1/demo-h0-a2")
 
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith("error:"), (
@@ -135,17 +134,16 @@ def test_the_agent_runs_from_the_environment_with_a_folder_of_its_attempt(ready:
     assert "from the working folder" not in done.stderr
 
 
-def test_without_its_setup_or_its_name_an_agent_is_not_started(
+def test_without_its_setup_or_its_folder_an_agent_is_not_started(
     tmp_path: Path, wheel: Wheel, ready: Host
 ) -> None:
-    done = Host(tmp_path, wheel).bash(RUN, SKY_MONARCH_HOST="{}")
+    done = Host(tmp_path, wheel).bash(RUN, SKY_MONARCH_FOLDER="demo-1/demo-h0-a2")
     assert done.returncode == 1
     assert "sky-monarch is not set up on this host" in done.stderr
 
-    nameless = ready.bash(RUN, SKY_MONARCH_HOST="{}")
-    assert nameless.returncode == 1
-    assert "does not say who this host is" in nameless.stderr
-    assert ready.bash(RUN).returncode != 0
+    nameless = ready.bash(RUN)
+    assert nameless.returncode != 0
+    assert "SKY_MONARCH_FOLDER" in nameless.stderr
 
 
 def test_a_host_without_a_python_that_is_new_enough_says_which_one_it_has(

@@ -13,7 +13,6 @@ import pytest
 import sky_monarch
 from sky_monarch.errors import LaunchError
 from sky_monarch.launch import local
-from sky_monarch.launch.environment import agent_environment
 from sky_monarch.launch.folder import Phase, RunFolder, write_json
 from sky_monarch.sdk import Run
 
@@ -165,17 +164,3 @@ def test_a_run_of_another_version_is_not_taken_up_again(env, tmp_path):
 
     assert sky_monarch.__version__ in str(caught.value)
     assert "pip install sky-monarch==9.9.9" in (caught.value.hint or "")
-
-
-def test_what_skypilot_reads_reaches_its_process_only_where_it_launches_hosts():
-    shell = {
-        "PATH": "/bin",
-        "SKYPILOT_API_SERVER_ENDPOINT": "http://u:p@h",
-        "KUBECONFIG": "/k",
-        "TOKEN": "canary",
-    }
-
-    assert "SKYPILOT_API_SERVER_ENDPOINT" not in agent_environment("r", shell)
-    elsewhere = agent_environment("r", shell, elsewhere=True)
-    assert (elsewhere["SKYPILOT_API_SERVER_ENDPOINT"], elsewhere["KUBECONFIG"]) == ("http://u:p@h", "/k")
-    assert "TOKEN" not in elsewhere

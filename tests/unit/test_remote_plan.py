@@ -11,14 +11,13 @@ import pytest
 
 from sky_monarch.config import JobSpec, load_job
 from sky_monarch.errors import ConfigError
-from sky_monarch.launch.bootstrap import RUN, SETUP, addressed
+from sky_monarch.launch.bootstrap import RUN, SETUP
 from sky_monarch.launch.cluster_plan import plan_clusters
 from sky_monarch.launch.plan import LocalPlan, plan_local
 from sky_monarch.launch.remote import RemotePlan, launchable, plan_remote, rehearsal
 from sky_monarch.launch.shipping import Shipment
 from sky_monarch.launch.wheel import Wheel
 from sky_monarch.launch.workdir import Listing
-from sky_monarch.launch.yaml_text import yaml_text
 
 BASE = "name: demo\nreplicas: 3\nrun: python train.py\nenvs: {A: env-canary}\nsecrets: {S: secret-canary}\n"
 SLURM = "infra: slurm/loop/gpu\nresources: {accelerators: MI300X:1}\n"
@@ -121,8 +120,9 @@ def test_secrets_are_in_one_file_and_in_no_task():
     assert "canary" not in repr(plan.choices)
 
 
-def test_what_was_exported_here_goes_to_no_other_machine():
-    assert planned().head.files["private.json"]["base_env"] == {}
+def test_what_was_exported_here_goes_to_no_other_machine_but_skypilot_has_it():
+    private = planned().head.files["private.json"]
+    assert (private["base_env"], private["shell_env"]["EXPORTED"]) == ({}, "base-canary")
     assert planned("", hosts=2).head.files["private.json"]["base_env"]["EXPORTED"] == "base-canary"
 
 
@@ -158,22 +158,6 @@ def test_the_provisioner_is_told_all_it_needs_and_the_tasks_are_whole():
         assert task["envs"]["SKY_MONARCH_SHIP"] == f"0.1.0-{'a' * 12}"
         assert "secrets" not in task
     assert json.loads(json.dumps(config)) == config
-
-
-def test_an_attempt_adds_who_it_is_and_its_secret_to_the_task_and_nothing_else():
-    task = planned().head.files["provisioner.json"]["choices"][0]["tasks"][0]["task"]
-    agent = {"run_id": "demo-1", "host": "demo-h0", "attempt": 3, "controller": "tls:10.0.0.5:4"}
-
-    found = addressed(task, agent=agent, enrolment="canary")
-
-    assert json.loads(found["envs"]["SKY_MONARCH_HOST"]) == agent
-    assert found["secrets"] == {"SKY_MONARCH_ENROLMENT": "canary"}
-    assert "canary" not in json.dumps({**found, "secrets": None})
-    assert {key: found[key] for key in task if key != "envs"} == {
-        key: task[key] for key in task if key != "envs"
-    }
-    assert "secrets" not in task, "what was given is left as it is"
-    assert yaml_text(found)
 
 
 @pytest.mark.parametrize("text", [SETUP, RUN])
