@@ -220,7 +220,6 @@ def plan_remote(
         # What was exported here says nothing about another machine; SkyPilot, which is here, has to have it.
         private |= {"base_env": {}, "shell_env": private["base_env"]}
     config = files["controller.json"]
-    job = files["job.json"]
     placed = [{"name": HEAD, "groups": [], "provisioned": False}]
     placed += [
         {"name": host.cluster, "groups": list(host.groups), "provisioned": True} for host in chosen.hosts
@@ -234,7 +233,6 @@ def plan_remote(
             "hosts": placed,
             "tls": True,
             "choices": len(choices),
-            "budget": {key: value for key, value in (job.get("budget") or {}).items() if value != "off"},
         },
         "provisioner.json": {
             **{key: config[key] for key in ("run_id", "run_dir", "private", "sockets", "job")},
