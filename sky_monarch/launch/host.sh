@@ -108,7 +108,7 @@ setup() {
     fi
     python=$(pick_python)
     rm -rf "$venv"
-    "$python" -m venv --system-site-packages --without-pip "$venv" ||
+    "$python" -P -m venv --system-site-packages --without-pip "$venv" ||
         fail "$python cannot make a virtual environment" \
             "install its venv module (Debian and Ubuntu: apt-get install python3-venv)"
     link_parent "$python"
