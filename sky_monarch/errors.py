@@ -9,7 +9,8 @@ SkyMonarchError
 │   └── RunExistsError          exit 7   a run of that name is live
 ├── RunNotFoundError            exit 6
 ├── RunFailedError              exit 1
-│   └── RunCancelledError       exit 8
+│   ├── RunCancelledError       exit 8
+│   └── BudgetSpentError        exit 9   the job's budget was spent
 ├── SupervisionError            exit 4   min_replicas can no longer be held
 │   └── RestartsExhaustedError  exit 4
 ├── QuorumError                 exit 1
@@ -30,6 +31,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 __all__ = [
+    "BudgetSpentError",
     "ChannelClosedError",
     "ChannelError",
     "ChannelTimeoutError",
@@ -117,6 +119,12 @@ class RunCancelledError(RunFailedError):
     """The run was ended by ``down``."""
 
     exit_code = 8
+
+
+class BudgetSpentError(RunFailedError):
+    """What the job may cost was spent before it was done."""
+
+    exit_code = 9
 
 
 class SupervisionError(SkyMonarchError):

@@ -17,13 +17,12 @@ if TYPE_CHECKING:
     from sky_monarch.config.problem import JobFileError, Problem, problems_as_json
     from sky_monarch.config.reference import job_schema
     from sky_monarch.config.resources import Candidate, Resources
-    from sky_monarch.config.spec import Budget, Checkpoint, JobSpec, Lighthouse, Logs, Recovery
+    from sky_monarch.config.spec import Checkpoint, JobSpec, Lighthouse, Logs, Recovery
     from sky_monarch.config.support import require_supported
     from sky_monarch.config.template import INIT_TEMPLATE
 
 __all__ = [
     "INIT_TEMPLATE",
-    "Budget",
     "Candidate",
     "Checked",
     "Checkpoint",
@@ -48,7 +47,6 @@ __all__ = [
 
 _HOME = {
     "INIT_TEMPLATE": "template",
-    "Budget": "spec",
     "Candidate": "resources",
     "Checked": "loading",
     "Checkpoint": "spec",

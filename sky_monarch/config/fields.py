@@ -22,7 +22,6 @@ from sky_monarch.gpus import MOST_PER_HOST
 __all__ = [
     "LONGEST_S",
     "Amount",
-    "Ceiling",
     "Count",
     "Head",
     "HostGpus",
@@ -49,7 +48,6 @@ __all__ = [
 ]
 
 LONGEST_S: Final = 366 * 24 * 3600
-_MOST: Final = 1_000_000_000
 """Longest duration in a job file, in seconds: a year."""
 
 MAX_SCRIPT_BYTES: Final = 128 * 1024 - 1
@@ -191,25 +189,6 @@ def _limit(value: object, words: tuple[str, ...]) -> float | str:
     return _seconds(value, positive=True, words=words)
 
 
-def _ceiling(value: object) -> float | str:
-    """An amount that is not to be passed, or ``off``."""
-    if value == "off":
-        return "off"
-    if value is False:  # as above
-        raise FieldRefusalError("must be a number, or off, not false", suggestion="off")
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        match = re.fullmatch(
-            r"\s*\$?\s*(\d{1,9}(?:\.\d{1,6})?)\s*(?:\$|usd|h|hours)?\s*", str(value), re.IGNORECASE
-        )
-        fix = f"write {float(match[1]):g}" if isinstance(value, str) and match else None
-        raise FieldRefusalError(f"must be a number, or off, not {shown(value)}", fix=fix)
-    if not 0 < value <= _MOST:  # refuses NaN as well
-        raise FieldRefusalError(
-            f"must be more than 0 and {_MOST:,} at the most, not {value:g}; write off for no limit"
-        )
-    return float(value)
-
-
 def _truth(value: object) -> bool:
     if isinstance(value, bool):
         return value
@@ -341,11 +320,6 @@ Positive = Annotated[
 Limit = Annotated[
     float | str,
     BeforeValidator(lambda value: _limit(value, ("off",))),
-    _schema(anyOf=[{**_NUMBER, "exclusiveMinimum": 0}, {"const": "off"}]),
-]
-Ceiling = Annotated[
-    float | str,
-    BeforeValidator(_ceiling),
     _schema(anyOf=[{**_NUMBER, "exclusiveMinimum": 0}, {"const": "off"}]),
 ]
 Progress = Annotated[

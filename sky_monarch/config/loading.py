@@ -35,7 +35,7 @@ from sky_monarch.config.fields import Part, slug
 from sky_monarch.config.problem import FieldRefusalError, JobFileError, Problem, Severity, sort_problems
 from sky_monarch.config.resources import ResourceOption, Resources, parse_accelerators
 from sky_monarch.config.source import Source, read_source
-from sky_monarch.config.spec import Budget, Checkpoint, JobSpec, Lighthouse, Logs, Recovery
+from sky_monarch.config.spec import Checkpoint, JobSpec, Lighthouse, Logs, Recovery
 from sky_monarch.config.suggestions import suggest
 from sky_monarch.config.variables import Overrides, read_variables
 
@@ -47,7 +47,6 @@ _SECTIONS: dict[str, type[Part]] = {
     "recovery": Recovery,
     "checkpoint": Checkpoint,
     "lighthouse": Lighthouse,
-    "budget": Budget,
     "logs": Logs,
 }
 _FIELDS = {section: tuple(model.model_fields) for section, model in _SECTIONS.items()}

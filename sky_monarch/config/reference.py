@@ -15,7 +15,7 @@ from sky_monarch.config import environment
 from sky_monarch.config.checks import LADDER
 from sky_monarch.config.fields import Part
 from sky_monarch.config.resources import Resources
-from sky_monarch.config.spec import Budget, Checkpoint, JobSpec, Lighthouse, Logs, Recovery
+from sky_monarch.config.spec import Checkpoint, JobSpec, Lighthouse, Logs, Recovery
 from sky_monarch.gpus import GPUS
 
 __all__ = ["job_schema", "reference_page"]
@@ -25,7 +25,6 @@ _PARTS: dict[str, type[Part]] = {
     "recovery": Recovery,
     "checkpoint": Checkpoint,
     "lighthouse": Lighthouse,
-    "budget": Budget,
     "logs": Logs,
 }
 

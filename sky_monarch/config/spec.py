@@ -28,7 +28,6 @@ from pydantic import (
 from sky_monarch.config import checks, environment
 from sky_monarch.config.checkpoint_target import require_no_credentials
 from sky_monarch.config.fields import (
-    Ceiling,
     Count,
     Head,
     Infra,
@@ -54,7 +53,7 @@ from sky_monarch.config.resources import Resources
 from sky_monarch.config.sync import EVERY_STEP, read_sync
 from sky_monarch.errors import ConfigError
 
-__all__ = ["Budget", "Checkpoint", "JobSpec", "Lighthouse", "Logs", "Recovery"]
+__all__ = ["Checkpoint", "JobSpec", "Lighthouse", "Logs", "Recovery"]
 
 
 def _variables(value: object) -> dict[str, str]:
@@ -213,16 +212,6 @@ class Logs(Part):
     """Log files kept; the oldest go first."""
 
 
-class Budget(Part):
-    """What a run may cost. It ends in order once that is spent, and its hosts are taken down."""
-
-    max_usd: Ceiling = "off"
-    """Dollars for all hosts together, by the prices that are known; or `off`."""
-
-    max_hours: Ceiling = "off"
-    """Hours from the launch on, or `off`."""
-
-
 class JobSpec(Part):
     """One job."""
 
@@ -285,9 +274,6 @@ class JobSpec(Part):
 
     lighthouse: Annotated[Lighthouse, BeforeValidator(_kind_alone)] = Lighthouse()
     """`sky-monarch`, `torchft`, or a mapping with the fields below."""
-
-    budget: Budget = Budget()
-    """What a run may cost."""
 
     logs: Logs = Logs()
     """How much captured output is kept."""

@@ -80,10 +80,6 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
         "pg_timeout_s": "process_group_timeout_s",
         "timeout_s": "process_group_timeout_s",
     },
-    "budget": {
-        **dict.fromkeys(("max_cost", "usd", "dollars", "max_dollars"), "max_usd"),
-        **dict.fromkeys(("hours", "max_lifetime", "lifetime", "time_limit", "walltime"), "max_hours"),
-    },
     "logs": {
         "max_size": "segment_mib",
         "segment_size": "segment_mib",

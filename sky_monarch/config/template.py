@@ -61,10 +61,6 @@ run: python train.py             # what each rank runs; a single command gets no
 #   quorum_timeout_s: 600        # longest wait of a group for a quorum
 #   process_group_timeout_s: 30  # longest wait of one collective between groups
 
-# budget:                        # what a run may cost: it ends in order once that is spent
-#   max_usd: off                 # dollars for all hosts together, by the prices that are known
-#   max_hours: off               # hours from the launch on
-
 # logs:                          # captured output, for each rank and generation
 #   segment_mib: 16              # size of one file
 #   segments: 8                  # files kept; the oldest go first

@@ -101,7 +101,6 @@ def plan_local(
     sockets = {who: str(socket_dir / f"{who}.sock") for who in ("api", "controller", "agent", "lighthouse")}
     private_path = str(run_dir / "private.json")
     common = {"run_id": run_id, "run_dir": str(run_dir), "private": private_path, "sockets": sockets}
-    budget = {key: value for key, value in (job.get("budget") or {}).items() if value != "off"}
     lighthouse = dict(job.get("lighthouse") or {})
     kind = lighthouse.setdefault("kind", "sky-monarch")
 
@@ -169,7 +168,6 @@ def plan_local(
                 "host": host,
                 "lighthouse_kind": kind,
                 "injections": [dict(injection) for injection in injections],
-                **({"budget": budget} if budget else {}),
             },
             "agent.json": agent,
         },

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 import signal
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from sky_monarch.errors import (
+    BudgetSpentError,
     NoCapacityError,
     RunCancelledError,
     RunFailedError,
     SetupError,
     SupervisionError,
 )
+from sky_monarch.sdk._record import Record
+from sky_monarch.sdk.hosts import HostStatus
 
 __all__ = [
     "TERMINAL_STATES",
@@ -36,51 +38,8 @@ __all__ = [
 TERMINAL_STATES = frozenset({"SUCCEEDED", "FAILED", "FAILED_SETUP", "CANCELLED", "LOST"})
 
 
-class _Record:
-    """Reads and writes JSON. Unknown keys are ignored and missing ones take their default, as on the wire."""
-
-    __slots__ = ()
-    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Build from a JSON object."""
-        known: dict[str, Any] = {}
-        for spec in dataclasses.fields(cls):
-            if spec.name not in value:
-                continue
-            item = value[spec.name]
-            inner: type[_Record] | None = spec.metadata.get("of")
-            if inner is not None and item is not None:
-                item = (
-                    tuple(inner.from_json(each) for each in item)
-                    if isinstance(item, list)
-                    else inner.from_json(item)
-                )
-            elif isinstance(item, list):
-                item = tuple(item)
-            elif item is None and spec.default is not dataclasses.MISSING:
-                item = spec.default
-            known[spec.name] = item
-        return cls(**known)
-
-    def to_json(self) -> dict[str, Any]:
-        """The JSON object it was built from, with all fields."""
-        return {spec.name: _plain(getattr(self, spec.name)) for spec in dataclasses.fields(self)}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, _Record):
-        return value.to_json()
-    if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return value
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExitStatus(_Record):
+class ExitStatus(Record):
     """How a process ended.
 
     Attributes:
@@ -106,7 +65,7 @@ class ExitStatus(_Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankStatus(_Record):
+class RankStatus(Record):
     """One rank of a replica group.
 
     Attributes:
@@ -123,7 +82,7 @@ class RankStatus(_Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupStatus(_Record):
+class GroupStatus(Record):
     """One replica group.
 
     Attributes:
@@ -161,36 +120,7 @@ class GroupStatus(_Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostStatus(_Record):
-    """One host that was brought up for a run.
-
-    Attributes:
-        host: Its name; with SkyPilot that of its cluster.
-        groups: Replica groups on it.
-        attempt: How often it was provisioned.
-        phase: WANTED, LAUNCHING, UP, WAITING (for capacity), GIVEN_UP or DOWN.
-        reason: Why.
-        place: Where it is.
-        usd_per_hour: What it costs; None where that is not known.
-        cost_usd: What it has cost so far, all attempts together.
-        wasted_usd: Of that, what was paid before an attempt's first commit, and for attempts without one.
-        since_ms: When it entered this phase, as Unix time in milliseconds.
-    """
-
-    host: str = ""
-    groups: tuple[int, ...] = ()
-    attempt: int = 0
-    phase: str = ""
-    reason: str | None = None
-    place: str | None = None
-    usd_per_hour: float | None = None
-    cost_usd: float | None = None
-    wasted_usd: float | None = None
-    since_ms: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecoveryRecord(_Record):
+class RecoveryRecord(Record):
     """What one failure cost. Times count from the death, in seconds; None: not reached, or not applicable.
 
     Attributes:
@@ -261,7 +191,7 @@ class RecoveryRecord(_Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QuorumStatus(_Record):
+class QuorumStatus(Record):
     """The current quorum.
 
     Attributes:
@@ -274,7 +204,7 @@ class QuorumStatus(_Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LighthouseStatus(_Record):
+class LighthouseStatus(Record):
     """The lighthouse of a run.
 
     Attributes:
@@ -289,7 +219,7 @@ class LighthouseStatus(_Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SetupStatus(_Record):
+class SetupStatus(Record):
     """The job's ``setup`` command.
 
     Attributes:
@@ -304,7 +234,7 @@ class SetupStatus(_Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunStatus(_Record):
+class RunStatus(Record):
     """A run.
 
     Attributes:
@@ -332,9 +262,9 @@ class RunStatus(_Record):
         recoveries: One record a failure; of very many the newest.
         recoveries_total: Failures so far.
         setup: Its ``setup`` command, where it has one.
-        hosts: Hosts that were brought up for it; none for a run of this machine.
-        cost_usd: What they have cost so far; None where that is not known.
-        wasted_usd: Of that, what brought no step.
+        hosts: Hosts that were provisioned for it; none for a run of this machine.
+        cost_usd: What they have cost so far; None where no price is known.
+        wasted_usd: Of that, what was paid before an attempt's first commit, and for attempts without one.
     """
 
     run_id: str
@@ -376,6 +306,7 @@ class RunStatus(_Record):
             SetupError: Its ``setup`` failed.
             SupervisionError: It could not hold ``min_replicas``.
             RunCancelledError: ``down`` ended it.
+            BudgetSpentError: It cost what it may cost.
             NoCapacityError: There was no room for it.
             RunFailedError: It failed otherwise.
         """
@@ -386,6 +317,7 @@ class RunStatus(_Record):
             4: SupervisionError,
             5: SetupError,
             8: RunCancelledError,
+            9: BudgetSpentError,
         }
         raise by_code.get(self.exit_code, RunFailedError)(
             f"run {self.run_id} is {self.state}: {self.reason or 'no reason was given'}",

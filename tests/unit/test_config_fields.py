@@ -33,22 +33,6 @@ def test_a_duration_that_is_none_is_refused(field, value):
     assert only_problem(f"{VALID}recovery: {{{field}: {value}}}\n").path == f"recovery.{field}"
 
 
-@pytest.mark.parametrize("value", ["-1", "0", "true", ".nan", ".inf", "1e300", "[1]", "soon", "false"])
-@pytest.mark.parametrize("field", ["max_usd", "max_hours"])
-def test_a_budget_that_is_none_is_refused(field, value):
-    assert only_problem(f"{VALID}budget: {{{field}: {value}}}\n").path == f"budget.{field}"
-
-
-def test_a_budget_is_a_number_and_off_by_default():
-    assert load_job(VALID + "budget: {max_usd: 120, max_hours: 0.5}\n").public_dict()["budget"] == {
-        "max_usd": 120.0,
-        "max_hours": 0.5,
-    }
-    assert load_job(VALID).budget.max_usd == "off"
-    assert only_problem(VALID + "budget: {max_usd: 50 USD}\n").fix == "write 50"
-    assert only_problem(VALID + "budget: {max_cost: 50}\n").suggestion == "max_usd"
-
-
 def test_limits_can_be_switched_off_and_zero_is_no_limit_at_all():
     recovery = load_job(VALID + "recovery: {startup_limit_s: off, progress_limit_s: off}\n").recovery
     assert (recovery.startup_limit_s, recovery.progress_limit_s) == ("off", "off")

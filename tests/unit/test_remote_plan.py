@@ -108,13 +108,6 @@ def test_what_hosts_dial_listens_on_the_chosen_address_alone(address, port):
     assert files["agent.json"]["controller"].startswith("unix:"), "the head's own agent needs no TLS"
 
 
-def test_the_controller_is_told_what_the_run_may_cost():
-    assert planned(SLURM + "budget: {max_usd: 50}\n").head.files["controller.json"]["budget"] == {
-        "max_usd": 50.0
-    }
-    assert "budget" not in planned().head.files["controller.json"]
-
-
 def test_secrets_are_in_one_file_and_in_no_task():
     plan = planned()
     assert plan.head.files["private.json"]["authority"]["key_pem"] == "authority-canary"
