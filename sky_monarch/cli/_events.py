@@ -107,6 +107,16 @@ def _reached(fields: _Fields) -> str:
     return "; ".join(errors) or f"host {fields.get('host')} reaches {names}"
 
 
+def _host_report(fields: _Fields) -> str:
+    """What became of a host: ``host demo-h1, attempt 2: launched in slurm/loop (3.20 $/h)``."""
+    place = f" in {fields['place']}" if fields.get("place") else ""
+    price = fields.get("usd_per_hour")
+    cost = "" if price is None else f" at {price:.2f} $/h"
+    kind = f", {fields['kind']}" if fields.get("kind") else ""
+    who = f"host {fields.get('host')}, attempt {fields.get('attempt')}"
+    return f"{who}: {str(fields.get('state')).replace('_', ' ')}{kind}{place}{cost}{_why(fields)}"
+
+
 _TEXTS: Mapping[str, Callable[[_Fields], str]] = {
     "setup_started": lambda _: "setup began",
     "setup_finished": lambda f: (
@@ -156,6 +166,7 @@ _TEXTS: Mapping[str, Callable[[_Fields], str]] = {
     "controller_started": lambda f: f"controller runs, pid {f.get('pid')}",
     "agent_connected": lambda f: f"agent of host {f.get('host')} is connected, pid {f.get('pid')}",
     "agent_disconnected": lambda f: f"agent of host {f.get('host')} is gone: {f.get('reason')}",
+    "host_report": _host_report,
     "down_requested": lambda f: f"down was asked for: {f.get('reason')}",
     "run_state": _run_state,
     "run_ended": lambda f: f"run ended: {f.get('state')}{_why(f)}",

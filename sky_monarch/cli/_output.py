@@ -18,6 +18,7 @@ __all__ = [
     "Commands",
     "columns",
     "is_terminal",
+    "money",
     "number",
     "open_standard_streams",
     "plain",
@@ -144,6 +145,11 @@ def seconds(value: float | None) -> str:
 def number(value: float | None, digits: int = 3) -> str:
     """A number for people; ``-`` where there is none."""
     return "-" if value is None else f"{value:.{digits}f}" if isinstance(value, float) else str(value)
+
+
+def money(value: float | None) -> str:
+    """Dollars for people; ``-`` where the amount is not known."""
+    return "-" if value is None else f"{value:.2f} $"
 
 
 def columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -1,24 +1,34 @@
-"""How a plan is shown: a table of candidates, then the tasks of one of them."""
+"""How a plan is shown: a table of candidates, then the tasks of one of them, then what hosts would get."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sky_monarch.cli import _output
+from sky_monarch.cli._events import size_text
 from sky_monarch.errors import ConfigError
 
 if TYPE_CHECKING:
     from sky_monarch.launch.cluster_plan import Choice, ClusterPlan
+    from sky_monarch.launch.remote import RemotePlan
+    from sky_monarch.launch.shipping import Shipment
     from sky_monarch.launch.skypilot import Verdict
 
-__all__ = ["show_plan"]
+__all__ = ["launch_lines", "ship_lines", "ship_warnings", "show_plan"]
 
 _SHOWN_HOSTS = 16
+_SHOWN_LINKS = 3
 
 
 def show_plan(
-    plan: ClusterPlan, *, json: bool, yaml: bool = False, candidate: int = 1, sky: bool = False
+    plan: ClusterPlan,
+    *,
+    json: bool,
+    yaml: bool = False,
+    candidate: int = 1,
+    sky: bool = False,
+    shipment: Shipment | None = None,
 ) -> None:
     """Print a plan.
 
@@ -28,6 +38,7 @@ def show_plan(
         yaml: The tasks only.
         candidate: Whose tasks, from 1.
         sky: Ask the installed SkyPilot as well.
+        shipment: What each host would get, for the JSON object.
 
     Raises:
         ConfigError: There is no candidate of that number.
@@ -42,14 +53,14 @@ def show_plan(
         values = plan.to_json()
         if sky:
             values["skypilot"] = [_verdict_values(verdicts[entry]) for entry in plan.choices]
+        if shipment is not None:
+            values["ship"] = shipment.summary()
         return _output.print_json(values, indent=None)
     groups = f"{plan.replicas} replica groups of {plan.ranks_per_replica}"
     _output.print_line(f"{plan.name}: {groups}, at least {plan.min_replicas}")
     _output.print_line(f"plan {plan.digest[:16]}, offers of {plan.offers_read}")
     _output.print_line("")
-    header = ("", "INFRA", "HOSTS", "EACH", "SPOT", "NETWORK", "$/H", "AS OF")
-    rows = [_row(number, entry) for number, entry in enumerate(plan.choices, start=1)]
-    for line in _output.columns(header, rows):
+    for line in _table(plan.choices):
         _output.print_line(line)
     for number, entry in enumerate(plan.choices, start=1):
         for note in entry.notes:
@@ -63,6 +74,48 @@ def show_plan(
         _output.print_line("")
         _output.print_line(_tasks(choice).rstrip("\n"))
     return None
+
+
+def _table(choices: Sequence[Choice]) -> list[str]:
+    header = ("", "INFRA", "HOSTS", "EACH", "SPOT", "NETWORK", "$/H", "AS OF")
+    return _output.columns(header, [_row(number, entry) for number, entry in enumerate(choices, start=1)])
+
+
+def ship_lines(shipment: Shipment) -> list[str]:
+    """What each host gets, for people."""
+    listing = shipment.workdir
+    count = len(listing.files)
+    files = f"{count} file{'' if count == 1 else 's'}, {size_text(listing.size_bytes)}"
+    return [
+        f"each host gets {files} of {listing.source}, less what {listing.rule} ignores,",
+        f"and {shipment.wheel.file_name}, beside its own torch",
+    ]
+
+
+def ship_warnings(shipment: Shipment) -> list[str]:
+    """What of it may not be meant."""
+    listing, found = shipment.workdir, []
+    if listing.large:
+        found.append(
+            f"each host gets a copy of the working folder, {size_text(listing.size_bytes)}: so much is rarely code, "
+            "and a .gitignore file leaves data out"
+        )
+    if outward := listing.outward:
+        shown = ", ".join(outward[:_SHOWN_LINKS]) + (", …" if len(outward) > _SHOWN_LINKS else "")
+        found.append(f"symbolic links that lead out of the working folder lead nowhere on a host: {shown}")
+    return [_output.plain(text) for text in found]
+
+
+def launch_lines(plan: RemotePlan) -> list[str]:
+    """What is about to be launched: candidates and prices, what is shipped, where hosts dial the head."""
+    lines = _table(plan.choices)
+    for number, entry in enumerate(plan.choices, start=1):
+        lines += [f"{number}: {note}" for note in entry.notes]
+    lines += [f"left out: {reason}" for reason in plan.left_out]
+    if plan.shipment is not None:
+        lines += ship_lines(plan.shipment)
+    lines.append(f"hosts dial this machine at {plan.address}")
+    return lines
 
 
 def _row(number: int, choice: Choice) -> tuple[str, ...]:

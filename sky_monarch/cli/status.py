@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sky_monarch.cli import _output
 from sky_monarch.cli._complete import run_names
-from sky_monarch.cli._output import columns, number, print_json, print_line, say, seconds
+from sky_monarch.cli._output import columns, money, number, plain, print_json, print_line, say, seconds
 
 if TYPE_CHECKING:
     from sky_monarch.sdk import RunStatus
@@ -36,11 +37,26 @@ def status(
     if json:
         return print_json([one.to_json() for one in found])
     if found:
-        for text in columns(("NAME", "STATE", "STEP", "GROUPS", "RESTARTS", "AGE", "RUN"), map(_row, found)):
+        for text in _table(found):
             print_line(text)
     else:
         say("no runs" if all_ else "no live runs; `sky-monarch status --all` shows those that have ended")
     return None
+
+
+def _table(found: Sequence[RunStatus]) -> list[str]:
+    header = ("NAME", "STATE", "STEP", "GROUPS", "RESTARTS", "AGE", "RUN")
+    rows = [_row(one) for one in found]
+    if any(one.hosts for one in found):  # what costs money is seen at once
+        header = (*header[:-1], "HOSTS", "COST", header[-1])
+        rows = [(*row[:-1], *_spent(one), row[-1]) for one, row in zip(found, rows, strict=True)]
+    return columns(header, rows)
+
+
+def _spent(one: RunStatus) -> tuple[str, str]:
+    if not one.hosts:
+        return "-", "-"
+    return f"{sum(host.phase == 'UP' for host in one.hosts)}/{len(one.hosts)}", money(one.cost_usd)
 
 
 def _row(one: RunStatus) -> tuple[str, ...]:
@@ -54,6 +70,32 @@ def _row(one: RunStatus) -> tuple[str, ...]:
     return one.name, one.state, f"{number(one.step)}{goal}", groups, restarts, seconds(age_s), one.run_id
 
 
+def _hosts(one: RunStatus) -> list[str]:
+    """Where each host is, and what all of them have cost so far."""
+    if not one.hosts:
+        return []
+    rows = [
+        (
+            host.host,
+            ",".join(map(str, host.groups)) or "-",
+            host.place or "-",
+            str(host.attempt),
+            host.phase,
+            seconds(None if host.since_ms is None else max(0.0, time.time() - host.since_ms / 1000)),
+            number(host.usd_per_hour, 2),
+            money(host.cost_usd),
+            plain(host.reason or ""),
+        )
+        for host in one.hosts
+    ]
+    header = ("HOST", "GROUPS", "PLACE", "ATTEMPT", "PHASE", "FOR", "$/H", "COST", "REASON")
+    lines = columns(header, rows)
+    if one.cost_usd is not None:
+        wasted = f", of which {money(one.wasted_usd)} brought no step" if one.wasted_usd else ""
+        lines.append(f"cost so far {money(one.cost_usd)}{wasted}")
+    return lines
+
+
 def _details(one: RunStatus) -> None:
     from sky_monarch.cli._report import recovery_lines, result_line
 
@@ -63,6 +105,8 @@ def _details(one: RunStatus) -> None:
     if one.setup is not None and one.setup.state:
         code = "" if one.setup.exit_code is None else f", exit code {one.setup.exit_code}"
         print_line(f"setup {one.setup.state}{code}")
+    for text in _hosts(one):
+        print_line(text)
     if one.groups:
         header = (
             "GROUP",

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sky_monarch.cli import _output
+from sky_monarch.errors import ConfigError, LaunchError
+
+if TYPE_CHECKING:
+    from sky_monarch.config import JobSpec
+    from sky_monarch.launch.plan import LocalPlan
+    from sky_monarch.launch.remote import RemotePlan
 
 __all__ = ["up"]
 
@@ -18,6 +25,23 @@ def up(
         str | None, typer.Option("--name", "-n", help="Name of the run; by default the job's.")
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once the run is up.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Launch beyond this machine without being asked.")
+    ] = False,
+    hosts: Annotated[
+        int | None,
+        typer.Option(
+            "--hosts", metavar="N", min=1, help="Rehearse N hosts: each is an agent of this machine."
+        ),
+    ] = None,
+    head_address: Annotated[
+        str | None,
+        typer.Option(
+            "--head-address",
+            metavar="ADDRESS",
+            help="Address of this machine that hosts dial; by default that of its route to others.",
+        ),
+    ] = None,
     env: Annotated[
         list[str] | None,
         typer.Option(
@@ -47,11 +71,12 @@ def up(
 ) -> None:
     """Launch JOB, keep it alive, and watch it until it ends.
 
+    Beyond this machine it shows the plan, its price and what is shipped, and asks, before anything is started.
     Ctrl-C asks whether to stop the run; without a terminal it stops it.
     """
     _output.use_json(json)
-    from sky_monarch import sdk
     from sky_monarch.config import JobFileError, check_job, parse_overrides
+    from sky_monarch.launch.remote import RemotePlan
     from sky_monarch.sdk import _up
 
     checked = check_job(
@@ -61,21 +86,20 @@ def up(
         raise JobFileError(checked.source, checked.problems)
     for problem in checked.problems:
         _output.say(f"warning: {problem}")
-    if dry_run and checked.job.places() != ("local",):
-        from sky_monarch.cli._plan import show_plan
-
-        show_plan(_up.plan_anywhere(checked.job, name=name), json=json)
-        return None if json else _output.say("nothing was started (--dry-run)")
+    if dry_run and checked.job.places() != ("local",) and hosts is None:
+        return _show_elsewhere(checked.job, name=name, json=json)
+    plan = _up.plan_run(checked.job, name=name, inject=inject or (), hosts=hosts, address=head_address)
     if dry_run:
-        plan = _up.plan_job(checked.job, name=name, inject=inject or ())
-        return _show_plan(plan.files["job.json"], plan.files["controller.json"]["injections"], json=json)
-    with sdk.up(checked.job, name=name, inject=inject or ()) as run:
+        return _show_here(plan, json=json)
+    if isinstance(plan, RemotePlan):
+        _announce(plan, yes=yes)
+    with _up.launch_plan(plan, timeout_s=60.0) as run:
         if run.resumed:
             _output.say_resumed(run.run_id)
         if detach:
             if json:
                 return _output.print_json(run.status().to_json(), indent=None)
-            _output.print_line(f"{run.run_id} is up")
+            _output.print_line(f"{run.run_id} is up" + (", its hosts are on their way" if run.hosts else ""))
             return _output.say(
                 f"watch it with `sky-monarch attach {run.name}`, end it with `sky-monarch down {run.name}`"
             )
@@ -87,12 +111,75 @@ def up(
     raise typer.Exit(status.exit_code if status.exit_code is not None else 1)
 
 
-def _show_plan(job: object, injections: object, *, json: bool) -> None:
-    from typing import Any, cast
+def _announce(plan: RemotePlan, *, yes: bool) -> None:
+    """Say what is about to be launched; where it costs money, go on only with a yes."""
+    from sky_monarch.cli._plan import launch_lines, ship_warnings
+    from sky_monarch.launch.address import is_loopback
 
-    values = cast("dict[str, Any]", job)
+    for line in launch_lines(plan):
+        _output.say(line)
+    if plan.shipment is None:
+        return
+    warnings = ship_warnings(plan.shipment)
+    if is_loopback(plan.address):
+        warnings.append(f"{plan.address} is reached from this machine only: its hosts have to be here")
+    for warning in warnings:
+        _output.say(f"warning: {warning}")
+    if yes:
+        return
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise ConfigError(
+            "a launch beyond this machine is asked for first, and nobody is here to answer", hint="give -y"
+        )
+    count = len(plan.hosts)
+    price = plan.choices[0].usd_per_hour
+    cost = "at a price that is not known" if price is None else f"for {price:.2f} $/h"
+    sys.stderr.write(f"launch {count} host{'' if count == 1 else 's'} {cost}? [y/N]: ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        _output.say("nothing was started")
+        raise typer.Exit(_output.INTERRUPTED)
+
+
+def _show_elsewhere(job: JobSpec, *, name: str | None, json: bool) -> None:
+    from sky_monarch.cli._plan import ship_lines, ship_warnings, show_plan
+    from sky_monarch.launch.remote import launchable
+    from sky_monarch.sdk import _up
+
+    plan = _up.plan_anywhere(job, name=name)
+    try:
+        shipment = _up.shipment_of(job)
+    except LaunchError as error:
+        shipment = None
+        _output.say(f"warning: `up` would refuse: {error}")
+    show_plan(plan, json=json, shipment=shipment)
+    try:
+        left_out = launchable(job, plan).left_out
+    except ConfigError as error:
+        _output.say(f"warning: `up` would refuse: {error}" + (f"; {error.hint}" if error.hint else ""))
+        left_out = ()
+    for reason in left_out:
+        _output.say(f"warning: `up` leaves out {reason}")
     if json:
-        return _output.print_json({"job": values, "injections": injections}, indent=None)
+        return
+    if shipment is not None:
+        _output.print_line("")
+        for line in ship_lines(shipment):
+            _output.print_line(line)
+        for warning in ship_warnings(shipment):
+            _output.say(f"warning: {warning}")
+    _output.say("nothing was started (--dry-run)")
+
+
+def _show_here(plan: LocalPlan | RemotePlan, *, json: bool) -> None:
+    from sky_monarch.launch.remote import RemotePlan
+
+    files = plan.head.files if isinstance(plan, RemotePlan) else plan.files
+    values, injections = files["job.json"], files["controller.json"]["injections"]
+    hosts = files["controller.json"].get("hosts")
+    if json:
+        shown = {"job": values, "injections": injections}
+        return _output.print_json(shown if hosts is None else {**shown, "hosts": hosts}, indent=None)
     groups = f"{values['replicas']} replica groups of {values['ranks_per_replica']}"
     _output.print_line(f"{values['name']} on {values['infra']}: {groups}, at least {values['min_replicas']}")
     for key in ("workdir", "setup", "run"):
@@ -104,5 +191,7 @@ def _show_plan(job: object, injections: object, *, json: bool) -> None:
             _output.print_line(f"  {key}: {', '.join(values[key])}")
     _output.print_line(f"  sync: {values['sync']}")
     _output.print_line(f"  lighthouse: {values['lighthouse']['kind']}")
+    for host in hosts or ():
+        _output.print_line(f"  {host['name']}: groups {', '.join(map(str, host['groups'])) or 'none'}")
     _output.print_line("nothing was started (--dry-run)")
     return None

@@ -9,26 +9,26 @@ from sky_monarch.errors import ConfigError
 if TYPE_CHECKING:
     from sky_monarch.config.spec import JobSpec
 
-__all__ = ["LAUNCHABLE", "require_supported"]
-
-LAUNCHABLE = ("local",)
-"""Values of ``infra`` that ``up`` accepts."""
+__all__ = ["require_supported"]
 
 
 def require_supported(job: JobSpec) -> None:
-    """Refuse a valid job that this version cannot launch.
+    """Refuse a valid job that this version cannot launch, wherever its hosts are.
+
+    What depends on the place is refused with the plan (``launch.remote``), which knows the places.
 
     Raises:
-        ConfigError: Naming what is not supported yet, and what to write instead.
+        ConfigError: Naming what is not supported, and what to write instead.
     """
-    elsewhere = [place for place in job.places() if place not in LAUNCHABLE]
-    if elsewhere:
+    if job.places() == ("local",):
+        if any(candidate.use_spot for candidate in job.resources.candidates()):
+            raise ConfigError(
+                "resources.use_spot: this machine is no spot capacity",
+                hint="leave use_spot out with `infra: local`",
+            )
+        return
+    if job.lighthouse.kind == "torchft":
         raise ConfigError(
-            f"infra: this version launches on {', '.join(LAUNCHABLE)} only, not on {', '.join(map(repr, elsewhere))}",
-            hint="`sky-monarch plan` shows what would run there; write `infra: local` to run on this machine",
-        )
-    if any(candidate.use_spot for candidate in job.resources.candidates()):
-        raise ConfigError(
-            "resources.use_spot: this machine is no spot capacity",
-            hint="leave use_spot out with `infra: local`",
+            "lighthouse: TorchFT's knows no authentication, so it serves this machine only",
+            hint="leave lighthouse out, or write `infra: local`",
         )

@@ -60,6 +60,7 @@ class Choice:
         price_source: Where it was read.
         notes: What else to know.
         tasks: ``(cluster, SkyPilot task as JSON text)``, the head's first.
+        gpus_per_group: GPUs of one replica group.
     """
 
     infra: str
@@ -75,6 +76,7 @@ class Choice:
     price_source: str | None
     notes: tuple[str, ...]
     tasks: tuple[tuple[str, str], ...]
+    gpus_per_group: int = 0
 
     def documents(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """``(cluster, task)``: what ``sky launch -c cluster`` takes. Without any value of ``envs`` or ``secrets``."""
@@ -243,6 +245,7 @@ def _choice(job: JobSpec, candidate: Candidate, infra: str, known: Snapshot) -> 
         price_source=offer.source.where if offer and total is not None else None,
         notes=tuple(_notes(job, candidate, cloud, shape, offer, image, head)),
         tasks=tuple((cluster, json.dumps(task)) for cluster, task in tasks),
+        gpus_per_group=candidate.accelerator.count if candidate.accelerator else 0,
     )
 
 

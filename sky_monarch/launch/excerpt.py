@@ -38,10 +38,19 @@ _EVENTS = 50_000
 _LEFT_OUT = "its values are unknown by now: what the ranks printed may hold some"
 _SLOT = re.compile(r"r\d+-\d+|setup|fork-server|store")
 _SEGMENT = re.compile(r"(.+)-(\d+)\.log")
-_OWN = ("agent.log", "controller.log", "lighthouse.log")
-_DOCUMENTS = ("run.json", "job.json", "final.json", "agent.json", "controller.json", "lighthouse.json")
+_OWN = ("agent.log", "controller.log", "lighthouse.log", "provisioner.log")
+_DOCUMENTS = (
+    "run.json",
+    "job.json",
+    "final.json",
+    "agent.json",
+    "controller.json",
+    "lighthouse.json",
+    "provisioner.json",
+    "requests.json",
+)
 _COUNTERS = ("lighthouse.state",)
-_PIDS = ("agent.pid", "controller.pid", "lighthouse.pid")
+_PIDS = ("agent.pid", "controller.pid", "lighthouse.pid", "provisioner.pid")
 
 
 class Excerpt:

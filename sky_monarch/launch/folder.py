@@ -121,6 +121,18 @@ class RunFolder:
         return _read_json(self.path / "job.json") or {}
 
     @property
+    def provider(self) -> str | None:
+        """Who brings its hosts up: ``skypilot``, ``local`` for a rehearsal; None for a run of this machine."""
+        provider = self.info.get("provider")
+        return provider if isinstance(provider, str) else None
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Hosts that are brought up for it; with SkyPilot they are the names of its clusters."""
+        named = self.info.get("hosts")
+        return tuple(host for host in named if isinstance(host, str)) if isinstance(named, list) else ()
+
+    @property
     def journal(self) -> Path:
         """The database of events."""
         return self.path / "journal.db"
@@ -218,9 +230,9 @@ class RunFolder:
         return None
 
     def tail(self, *, lines: int = 15) -> str:
-        """Last lines of the logs of agent, controller and lighthouse, each under its name."""
+        """Last lines of the logs of its own processes, each under its name."""
         parts = []
-        for who in ("agent", "controller", "lighthouse"):
+        for who in ("agent", "controller", "lighthouse", "provisioner"):
             with contextlib.suppress(OSError):
                 with (self.path / f"{who}.log").open("rb") as file:
                     file.seek(max(0, file.seek(0, os.SEEK_END) - 16_384))
@@ -230,7 +242,7 @@ class RunFolder:
         return "\n".join(parts)
 
     def settle(self, *, keep: bool = True) -> None:
-        """Remove what an ended run no longer needs: its secrets, its sockets. Safe to repeat.
+        """Remove what an ended run no longer needs: secrets, sockets, what was shipped. Safe to repeat.
 
         Args:
             keep: First make the excerpt that a later ``debug-bundle`` shows: without the values of the secrets,
@@ -243,6 +255,7 @@ class RunFolder:
         for leftover in (self.path / "private.json", *self._sockets().values()):
             with contextlib.suppress(OSError):
                 leftover.unlink()
+        shutil.rmtree(self.path / "ship", ignore_errors=True)
         with contextlib.suppress(OSError):
             outside = self.api.parent
             if outside != self.path and outside.name.startswith("sky-monarch-"):

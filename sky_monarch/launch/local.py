@@ -13,19 +13,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sky_monarch import __version__
 from sky_monarch.errors import LaunchError, RunExistsError
 from sky_monarch.launch.environment import agent_environment
 from sky_monarch.launch.folder import Phase, RunFolder, list_runs, name_lock, write_json
 from sky_monarch.launch.plan import LocalPlan
 from sky_monarch.launch.process import Process, carrying, end
 
-__all__ = ["finish", "launch", "reap", "resume"]
+__all__ = ["finish", "launch", "reap", "require_core", "resume"]
 
 _POLL_S = 0.05
 _GRACE_S = 3.0
 
 
-def _require_core() -> None:
+def require_core() -> None:
+    """Refuse where this installation has no compiled core.
+
+    Raises:
+        LaunchError: It has none.
+    """
     if importlib.util.find_spec("sky_monarch._core") is None:
         raise LaunchError(
             "this installation has no compiled core, so it can launch elsewhere but not on this machine",
@@ -127,7 +133,13 @@ def _await_controller(
         time.sleep(_POLL_S)
 
 
-def launch(plan: LocalPlan, *, ready: Callable[[RunFolder], bool], deadline_s: float = 60.0) -> RunFolder:
+def launch(
+    plan: LocalPlan,
+    *,
+    ready: Callable[[RunFolder], bool],
+    deadline_s: float = 60.0,
+    prepare: Callable[[Path], None] | None = None,
+) -> RunFolder:
     """Start a run, and return once its controller answers.
 
     Killed at any moment, this leaves either nothing or a run that ``status`` lists and ``down`` ends.
@@ -136,13 +148,14 @@ def launch(plan: LocalPlan, *, ready: Callable[[RunFolder], bool], deadline_s: f
         plan: What to write and start.
         ready: Says whether the controller of that run answers.
         deadline_s: Longest wait for that.
+        prepare: Puts what else the run needs into its folder, before anything is started.
 
     Raises:
         RunExistsError: A live run has this name.
         LaunchError: The processes did not come up; they are ended, the folder is kept for its logs. Or this
             installation cannot run agents: nothing was written.
     """
-    _require_core()
+    require_core()
     try:
         folder = _take(plan)
     except OSError as error:
@@ -154,6 +167,8 @@ def launch(plan: LocalPlan, *, ready: Callable[[RunFolder], bool], deadline_s: f
         _make_private(plan.socket_dir)
         for name, content in plan.files.items():
             write_json(plan.run_dir / name, content)
+        if prepare is not None:
+            prepare(plan.run_dir)
         agent = _spawn(folder, plan.agent_argv)
         _await_controller(folder, agent, ready, deadline_s)
     except Exception as error:
@@ -195,7 +210,7 @@ def resume(folder: RunFolder, *, ready: Callable[[RunFolder], bool], deadline_s:
         RunExistsError: Another live run has its name.
         LaunchError: It cannot be taken up again, or did not come up; what had started was ended.
     """
-    _require_core()
+    require_core()
     with name_lock(folder.name, folder.path.parent.parent):
         if folder.phase() is not Phase.LOST:
             return False
@@ -203,6 +218,12 @@ def resume(folder: RunFolder, *, ready: Callable[[RunFolder], bool], deadline_s:
             raise LaunchError(
                 f"{folder.run_id} cannot be taken up again: not all of its files are left",
                 hint=f"`sky-monarch down {folder.run_id}` ends what remains of it",
+            )
+        if (stated := folder.info.get("version")) != __version__:
+            raise LaunchError(
+                f"{folder.run_id} was launched by sky-monarch {stated}, and this is {__version__}: a run is of one "
+                "version",
+                hint=f"`pip install sky-monarch=={stated}` to take it up again",
             )
         _refuse_taken(folder.name, folder.path.parent.parent, but=folder)
         if left := reap(folder, grace_s=_GRACE_S):
@@ -230,7 +251,9 @@ def reap(folder: RunFolder, *, grace_s: float) -> list[Process]:
         What could not be ended.
     """
     agent = folder.agent()
-    known = [process for who in ("controller", "lighthouse") if (process := folder.process(who))]
+    known = [
+        process for who in ("controller", "lighthouse", "provisioner") if (process := folder.process(who))
+    ]
     left = end(folder.run_id, first=[agent] if agent else [], grace_s=grace_s)
     for process in known:  # their environment may have been unreadable
         if process.alive:

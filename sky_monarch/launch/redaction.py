@@ -153,19 +153,24 @@ _TELLING = frozenset(
 )
 
 
+#: What a shell had exported: whole environments, of which most says nothing.
+_INHERITED = ("base_env", "shell_env")
+
+
 def _values(private: Mapping[str, Any]) -> Iterator[tuple[str, str, int]]:
     """``(what it is, value, fewest characters)`` of all that must not be seen."""
     for section, label, least in (
         ("secrets", "secret", _SHORTEST),
         ("envs", "env", _SHORTEST),
         ("base_env", "env", _SHORTEST_INHERITED),
+        ("shell_env", "env", _SHORTEST_INHERITED),
     ):
         variables = private.get(section)
         for name, value in variables.items() if isinstance(variables, Mapping) else ():
-            if isinstance(value, str) and not (section == "base_env" and _HARMLESS.fullmatch(str(name))):
+            if isinstance(value, str) and not (section in _INHERITED and _HARMLESS.fullmatch(str(name))):
                 yield label, value, least
     for name, value in private.items():
-        if name not in ("secrets", "envs", "base_env"):
+        if name not in ("secrets", "envs", *_INHERITED):
             yield from (("token", text, _SHORTEST) for text in _texts(value))
     # Who makes the bundle may have exported since what the run was not given.
     for name, value in os.environ.items():

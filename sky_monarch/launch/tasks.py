@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sky_monarch.launch import rocm
+from sky_monarch.launch.bootstrap import RUN, SETUP
 from sky_monarch.launch.offers import Cloud, Reachability
 from sky_monarch.launch.placement import HostSet
 
@@ -22,8 +23,6 @@ HEAD_PORT = 7443
 
 IDLE_MINUTES = 10
 """A cluster on which nothing runs for so long is forgotten: it ends itself."""
-
-_AGENT = 'exec sky-monarch agent "$HOME/.sky-monarch/{cluster}/agent.json"\n'
 
 
 def _times(amount: str, groups: int) -> str:
@@ -82,7 +81,7 @@ def host_task(
         own = job.private_values()
         chosen = {*own["envs"], *own["secrets"]}
         task["envs"] = {name: value for name, value in rocm.environment().items() if name not in chosen}
-    task["run"] = _AGENT.format(cluster=host.cluster)
+    task["setup"], task["run"] = SETUP, RUN
     return task
 
 
@@ -95,5 +94,6 @@ def head_task(cloud: Cloud, cluster: str, infra: str) -> dict[str, Any]:
         "name": cluster,
         "num_nodes": 1,
         "resources": resources,
-        "run": _AGENT.format(cluster=cluster),
+        "setup": SETUP,
+        "run": RUN,
     }

@@ -101,10 +101,14 @@ def up(
     env: Mapping[str, str | None] | None = None,
     secret: Mapping[str, str | None] | None = None,
     inject: Iterable[str] = (),
+    hosts: int | None = None,
+    head_address: str | None = None,
     detach: bool = True,
     timeout_s: float = 60.0,
 ) -> Run:
-    """Launch a job, and return once its controller answers.
+    """Launch a job, and return once its controller answers. Its hosts, where it has some, are then on their way.
+
+    Nobody is asked: :func:`plan` says beforehand where it would run, and what that costs.
 
     Where the newest run of that name is of the same job and was lost (its agent and the agent's keeper were
     killed), that one is taken up again under its id: ``Run.resumed`` says so.
@@ -115,6 +119,8 @@ def up(
         env: Variables on top of the job's ``envs``; None as a value takes the caller's own.
         secret: The same for ``secrets``.
         inject: Faults to rehearse, such as ``kill:replica=1,rank=0,step=30``.
+        hosts: Rehearse so many hosts: each is an agent of this machine.
+        head_address: Address of this machine that hosts dial; None: that of its route to others.
         detach: Return at once; with False wait for the end, which must be a success. Where the waiting is
             interrupted, the run goes on.
         timeout_s: Longest wait for the controller to answer.
@@ -122,10 +128,11 @@ def up(
     Raises:
         ConfigError: The job cannot be used; nothing was started.
         RunExistsError: A live run has its name.
-        LaunchError: It did not come up; what had started was ended.
+        LaunchError: It did not come up; what had started was ended. Or SkyPilot is not installed.
         RunFailedError: With ``detach=False``: it ended badly (as do SetupError and SupervisionError).
     """
-    run = _up.launch_job(job, name=name, env=env, secret=secret, inject=inject, timeout_s=timeout_s)
+    options = {"name": name, "env": env, "secret": secret, "inject": inject}
+    run = _up.launch_job(job, timeout_s=timeout_s, hosts=hosts, address=head_address, **options)
     if not detach:
         run.wait().check()
     return run
@@ -208,15 +215,21 @@ def logs(
         )
 
 
-def down(name_or_id: str, *, grace_s: float = 10.0, reason: str = "down") -> RunStatus:
-    """End a run in order; where nobody is left to do so, from outside. Safe to repeat.
+def down(name_or_id: str, *, grace_s: float = 10.0, reason: str = "down", purge: bool = False) -> RunStatus:
+    """End a run in order, its hosts too; where nobody is left to do so, from outside. Safe to repeat.
+
+    Args:
+        name_or_id: The run.
+        grace_s: Seconds between TERM and KILL.
+        reason: Shown in the events.
+        purge: Forget its hosts, and do not wait for them: see :meth:`Run.down`.
 
     Raises:
         RunNotFoundError: There is none.
         SystemCallError: Some process could not be ended.
     """
     with attach(name_or_id) as run:
-        return run.down(grace_s=grace_s, reason=reason)
+        return run.down(grace_s=grace_s, reason=reason, purge=purge)
 
 
 def debug_bundle(name_or_id: str | None = None, target: Path | None = None) -> Bundle:

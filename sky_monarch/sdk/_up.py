@@ -1,4 +1,4 @@
-"""From a job to a launched run: overrides, injections, plan, launch."""
+"""From a job to a launched run: overrides, injections, plan, launch; here, or on hosts that are brought up for it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,22 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from sky_monarch.errors import ConfigError
+from sky_monarch.errors import ConfigError, LaunchError
 from sky_monarch.launch import local
+from sky_monarch.launch.address import LOOPBACK, head_address
 from sky_monarch.launch.cluster_plan import ClusterPlan, plan_clusters
 from sky_monarch.launch.environment import caller_value, job_environment, state_dir
 from sky_monarch.launch.folder import Phase, RunFolder, list_runs, new_run_id
 from sky_monarch.launch.plan import LocalPlan, plan_local
+from sky_monarch.launch.remote import HEAD, RemotePlan, launchable, plan_remote, rehearsal
+from sky_monarch.launch.shipping import Shipment, find_shipment
+from sky_monarch.launch.wheel import GIVEN
 from sky_monarch.sdk.run import Run
 
 if TYPE_CHECKING:
     from sky_monarch.config import JobSpec
 
-__all__ = ["Job", "launch_job", "plan_anywhere", "plan_job"]
+__all__ = ["Job", "launch_job", "launch_plan", "plan_anywhere", "plan_job", "plan_run", "shipment_of"]
 
 #: What ``up`` takes: a path, or a job that is loaded already.
 Job: TypeAlias = "str | Path | JobSpec"
@@ -30,8 +34,11 @@ Job: TypeAlias = "str | Path | JobSpec"
 _SAME: dict[str, tuple[str, ...]] = {
     "job.json": (),
     "private.json": ("envs", "secrets"),
-    "controller.json": ("injections",),
+    "controller.json": ("injections", "hosts"),
 }
+
+#: Certificates of a run outlive it. Nobody renews them: what takes longer has to be started again.
+_LIFETIME_S = 400 * 86_400.0
 
 
 def _load(job: Job, env: Mapping[str, str | None], secret: Mapping[str, str | None]) -> JobSpec:
@@ -105,14 +112,20 @@ def plan_job(
     """Check everything that can be checked before anything is started, and plan the run.
 
     Raises:
-        ConfigError: The job, an override or an injection cannot be used, or this version does not launch there.
+        ConfigError: The job, an override or an injection cannot be used, or it does not run on this machine.
     """
+    spec = _prepared(job, name=name, env=env, secret=secret)
+    if spec.places() != ("local",):
+        raise ConfigError(
+            f"the job runs on {', '.join(spec.places())}", hint="this plans runs of this machine"
+        )
+    return _plan_here(spec, inject)
+
+
+def _plan_here(spec: JobSpec, inject: Iterable[str], *, host: str = "local") -> LocalPlan:
     from sky_monarch import __version__
     from sky_monarch.config import parse_injection, require_supported
 
-    spec = _prepared(job, name=name, env=env, secret=secret)
-    if spec.places() != ("local",):
-        plan_clusters(spec)  # what is wrong with it comes before what this version cannot do yet
     require_supported(spec)
     injections = [
         parse_injection(text, replicas=spec.replicas, ranks_per_replica=spec.ranks_per_replica).to_wire(
@@ -134,7 +147,90 @@ def plan_job(
         token=secrets.token_hex(32),
         base_env=job_environment(),
         injections=injections,
+        host=host,
     )
+
+
+def shipment_of(
+    job: Job,
+    *,
+    name: str | None = None,
+    env: Mapping[str, str | None] | None = None,
+    secret: Mapping[str, str | None] | None = None,
+) -> Shipment:
+    """What each host of a job would get. Copies nothing.
+
+    Raises:
+        ConfigError: The working folder, or the wheel that the caller names, cannot be used.
+        LaunchError: There is nothing to ship: no compiled core for Linux.
+    """
+    from sky_monarch import __version__
+
+    spec = _prepared(job, name=name, env=env, secret=secret)
+    given = caller_value(GIVEN)
+    return find_shipment(spec.resolved_workdir(), state=state_dir(), given_wheel=given, version=__version__)
+
+
+def plan_run(
+    job: Job,
+    *,
+    name: str | None = None,
+    env: Mapping[str, str | None] | None = None,
+    secret: Mapping[str, str | None] | None = None,
+    inject: Iterable[str] = (),
+    hosts: int | None = None,
+    address: str | None = None,
+) -> LocalPlan | RemotePlan:
+    """Check everything that can be checked before anything is started, and plan the run, wherever that is.
+
+    Args:
+        job: What to launch.
+        name: Name of the run.
+        env: On top of the job's ``envs``.
+        secret: On top of its ``secrets``.
+        inject: Faults to rehearse.
+        hosts: Rehearse that many hosts on this machine.
+        address: Where hosts dial the head; by default loopback for a rehearsal, else that of the default route.
+
+    Raises:
+        ConfigError: The job, an override or an injection cannot be used, or this version does not launch there.
+        LaunchError: There is nothing to ship to the hosts, or SkyPilot is not installed.
+    """
+    spec = _prepared(job, name=name, env=env, secret=secret)
+    if spec.places() == ("local",) and hosts is None:
+        if address is not None:
+            raise ConfigError("--head-address: nobody dials the head of a run of this machine alone")
+        return _plan_here(spec, inject)
+    chosen = launchable(spec, plan_clusters(spec)) if hosts is None else rehearsal(spec, hosts)
+    plan = _plan_here(spec, inject, host=HEAD)
+    dialled = LOOPBACK if hosts is not None and address is None else head_address(address)
+    shipment = None
+    if hosts is None:
+        _require_skypilot()
+        shipment = shipment_of(spec)
+    authority, identities = _certificates(plan.run_id)
+    return plan_remote(
+        plan, chosen, address=dialled, authority=authority, identities=identities, shipment=shipment
+    )
+
+
+def _require_skypilot() -> None:
+    from sky_monarch.launch import skypilot
+
+    if not skypilot.installed():
+        raise LaunchError(
+            "hosts are launched by SkyPilot, which is not installed", hint="pip install 'sky-monarch[sky]'"
+        )
+
+
+def _certificates(run_id: str) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
+    """The run's own authority, and what it has issued to the head's processes."""
+    local.require_core()
+    from sky_monarch.actors.authority import Authority
+
+    authority = Authority.create(run_id, _LIFETIME_S)
+    names = {"agent": HEAD, "controller": "controller", "lighthouse": "lighthouse"}
+    return authority.to_json(), {who: authority.issue(name) for who, name in names.items()}
 
 
 def launch_job(job: Job, *, timeout_s: float, **options: Any) -> Run:
@@ -143,7 +239,7 @@ def launch_job(job: Job, *, timeout_s: float, **options: Any) -> Run:
     Args:
         job: What to launch.
         timeout_s: Longest wait for the controller to answer.
-        **options: Those of :func:`plan_job`.
+        **options: Those of :func:`plan_run`.
 
     Returns:
         The run; ``resumed`` says which of the two it is.
@@ -153,11 +249,22 @@ def launch_job(job: Job, *, timeout_s: float, **options: Any) -> Run:
         RunExistsError: A live run has its name.
         LaunchError: It did not come up; what had started was ended.
     """
-    plan = plan_job(job, **options)
+    return launch_plan(plan_run(job, **options), timeout_s=timeout_s)
+
+
+def launch_plan(planned: LocalPlan | RemotePlan, *, timeout_s: float) -> Run:
+    """Launch what was planned; see :func:`launch_job`."""
+    plan = planned.head if isinstance(planned, RemotePlan) else planned
     if (lost := _lost(plan)) is not None and lost.resume(timeout_s=timeout_s):
         return lost
+    shipment = planned.shipment if isinstance(planned, RemotePlan) else None
     run = Run(RunFolder(plan.run_dir))
-    local.launch(plan, ready=lambda _: run.answers(), deadline_s=timeout_s)
+    local.launch(
+        plan,
+        ready=lambda _: run.answers(),
+        deadline_s=timeout_s,
+        prepare=None if shipment is None else shipment.stage,
+    )
     return run
 
 

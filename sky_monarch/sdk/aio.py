@@ -172,14 +172,15 @@ class AsyncRun(AbstractAsyncContextManager["AsyncRun"]):
             async for line in response.aiter_lines():
                 yield line
 
-    async def down(self, *, grace_s: float = 10.0, reason: str = "down") -> RunStatus:
+    async def down(self, *, grace_s: float = 10.0, reason: str = "down", purge: bool = False) -> RunStatus:
         """End the run in order; see :meth:`Run.down`.
 
         Raises:
             SystemCallError: Some process could not be ended.
         """
         with Run(self._folder) as run:
-            return await asyncio.to_thread(functools.partial(run.down, grace_s=grace_s, reason=reason))
+            work = functools.partial(run.down, grace_s=grace_s, reason=reason, purge=purge)
+            return await asyncio.to_thread(work)
 
 
 async def up(
@@ -189,6 +190,8 @@ async def up(
     env: Mapping[str, str | None] | None = None,
     secret: Mapping[str, str | None] | None = None,
     inject: Iterable[str] = (),
+    hosts: int | None = None,
+    head_address: str | None = None,
     timeout_s: float = 60.0,
 ) -> AsyncRun:
     """Launch a job; see :func:`sky_monarch.sdk.up`.
@@ -199,6 +202,7 @@ async def up(
         LaunchError: It did not come up; what had started was ended.
     """
     options: dict[str, Any] = {"name": name, "env": env, "secret": secret, "inject": inject}
+    options |= {"hosts": hosts, "address": head_address}
     work = functools.partial(_up.launch_job, job, timeout_s=timeout_s, **options)
     with await asyncio.to_thread(work) as run:
         return AsyncRun(run.folder)
@@ -246,11 +250,13 @@ async def logs(name_or_id: str, **selection: Any) -> AsyncIterator[LogLine]:
             yield line
 
 
-async def down(name_or_id: str, *, grace_s: float = 10.0, reason: str = "down") -> RunStatus:
+async def down(
+    name_or_id: str, *, grace_s: float = 10.0, reason: str = "down", purge: bool = False
+) -> RunStatus:
     """End a run; see :meth:`Run.down`.
 
     Raises:
         RunNotFoundError: There is none.
         SystemCallError: Some process could not be ended.
     """
-    return await AsyncRun(find(name_or_id)).down(grace_s=grace_s, reason=reason)
+    return await AsyncRun(find(name_or_id)).down(grace_s=grace_s, reason=reason, purge=purge)

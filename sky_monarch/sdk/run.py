@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Self
 
-from sky_monarch.errors import ChannelTimeoutError, SkyMonarchError, SystemCallError
+from sky_monarch.errors import ChannelTimeoutError, LaunchError, SkyMonarchError, SystemCallError
 from sky_monarch.launch import local
 from sky_monarch.launch.folder import Phase, RunFolder
 from sky_monarch.launch.process import carrying
@@ -23,7 +24,10 @@ __all__ = ["Run"]
 _POLL_S = 0.1
 #: Beyond its grace time a run gets this long to end in order before it is ended from outside.
 _DOWN_MARGIN_S = 20.0
+#: With hosts: the controller gives them ten minutes to be gone, and then ends all the same.
+_HOSTS_MARGIN_S = 660.0
 _ORDER_S = 3.0
+_TELL_EVERY_S = 1.0
 
 
 class Run(AbstractContextManager["Run"]):
@@ -57,6 +61,11 @@ class Run(AbstractContextManager["Run"]):
     def name(self) -> str:
         """Its name."""
         return self._folder.name
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Hosts that are brought up for it; none for a run of this machine alone."""
+        return self._folder.hosts
 
     @property
     def folder(self) -> RunFolder:
@@ -280,12 +289,31 @@ class Run(AbstractContextManager["Run"]):
                 raise _api.failure(response.status_code, response.read())
             yield from response.iter_lines()
 
-    def down(self, *, grace_s: float = 10.0, reason: str = "down") -> RunStatus:
-        """End the run in order; where nobody is left to do so, from outside. Safe to repeat.
+    def may_bill(self) -> tuple[str, ...]:
+        """Clusters of a run that has ended, or was lost, of which nobody has seen the end."""
+        if self._folder.provider != "skypilot" or self._folder.phase() in (Phase.LIVE, Phase.LAUNCHING):
+            return ()
+        known = {host.host: host.phase for host in self.status().hosts}
+        return tuple(host for host in self.hosts if known.get(host) != "DOWN")
+
+    def down(
+        self,
+        *,
+        grace_s: float = 10.0,
+        reason: str = "down",
+        purge: bool = False,
+        told: Callable[[RunStatus], None] | None = None,
+    ) -> RunStatus:
+        """End the run in order; where nobody is left to do so, from outside. Safe to repeat, in any phase.
+
+        Its hosts are taken down, and waited for: who returns from here pays for none of them. A lost run is taken up
+        again for that, without its ranks.
 
         Args:
             grace_s: Seconds between TERM and KILL.
             reason: Shown in the events.
+            purge: Forget the hosts: end what is here and ask nobody. :meth:`may_bill` names what is left.
+            told: Called about once a second, while hosts are waited for.
 
         Raises:
             SystemCallError: Some process could not be ended.
@@ -294,14 +322,34 @@ class Run(AbstractContextManager["Run"]):
         if self._folder.phase() is Phase.LOST:
             lost = "its agent died" if self._folder.agent() is None else "its folder was removed"
             state, code, why = "FAILED", 1, f"{lost}; what was left was ended by down"
+        if purge:
+            why = f"{reason} --purge: its hosts were not waited for"
+        elif self.hosts:
+            self._end_with_hosts(grace_s, reason, told)
         elif self._folder.phase() is Phase.LIVE and self._ask_down(grace_s, reason):
-            self._await_end(grace_s)
+            self._await_end(grace_s + _DOWN_MARGIN_S)
         left = local.reap(self._folder, grace_s=grace_s)
         if left:
             pids = ", ".join(str(process.pid) for process in left)
             raise SystemCallError(f"these processes of {self.run_id} could not be ended: {pids}")
         final = local.finish(self._folder, state=state, reason=why, exit_code=code)
         return _archive.final_status(self._folder, final)
+
+    def _end_with_hosts(self, grace_s: float, reason: str, told: Callable[[RunStatus], None] | None) -> None:
+        """Have the run's own controller take its hosts down: nobody else knows which of them there are."""
+        for _ in range(2):
+            if self._folder.phase() is Phase.LOST:
+                try:
+                    local.resume(self._folder, ready=lambda _: self.answers())
+                except LaunchError:
+                    return
+            if self._folder.phase() is not Phase.LIVE:
+                return
+            if self._ask_down(grace_s, reason):
+                self._await_end(grace_s + _HOSTS_MARGIN_S, told)
+                return
+            # It does not answer: a new one will, with the same journal.
+            local.reap(self._folder, grace_s=grace_s)
 
     def _ask_down(self, grace_s: float, reason: str) -> bool:
         """Whether the controller took the order."""
@@ -319,7 +367,12 @@ class Run(AbstractContextManager["Run"]):
                     return False
         return False
 
-    def _await_end(self, grace_s: float) -> None:
-        deadline = time.monotonic() + grace_s + _DOWN_MARGIN_S
-        while self._folder.agent() is not None and time.monotonic() < deadline:
+    def _await_end(self, limit_s: float, told: Callable[[RunStatus], None] | None = None) -> None:
+        start = time.monotonic()
+        tell_s = start + _TELL_EVERY_S
+        while self._folder.agent() is not None and time.monotonic() - start < limit_s:
+            if told is not None and time.monotonic() > tell_s:
+                tell_s = time.monotonic() + _TELL_EVERY_S
+                with contextlib.suppress(SkyMonarchError):
+                    told(self.status(patience_s=1.0))
             time.sleep(_POLL_S)

@@ -215,8 +215,9 @@ def test_a_resources_object_made_in_python_reads_the_same_spellings():
 
 def test_what_this_version_cannot_launch_is_refused_by_name():
     require_supported(load_job(VALID))
-    with pytest.raises(ConfigError, match="slurm") as caught:
-        require_supported(load_job(VALID + "infra: slurm/a\n"))
+    require_supported(load_job(VALID + "infra: slurm/a\n"))
+    with pytest.raises(ConfigError, match="TorchFT's knows no authentication") as caught:
+        require_supported(load_job(VALID + "infra: slurm/a\nlighthouse: torchft\n"))
     assert "infra: local" in (caught.value.hint or "")
     with pytest.raises(ConfigError, match="use_spot"):
         require_supported(job("{any_of: [{use_spot: true}, {}]}"))

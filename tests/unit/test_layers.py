@@ -16,7 +16,8 @@ ALLOWED = {
     "config": {"gpus"},
     "launch": {"config", "gpus"},
     "provision": {"launch", "config"},
-    "sdk": {"launch", "config"},
+    # Who launches beyond this machine makes the run's certificates.
+    "sdk": {"launch", "config", "actors"},
     # The hidden commands only hand their arguments on to the process modules.
     "cli": {"sdk", "config", "launch", "tracebacks", "agent", "controller", "lighthouse"},
     "controller": {"launch", "config", "gpus", "tracebacks", "actors", "_core"},

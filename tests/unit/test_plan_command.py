@@ -80,20 +80,41 @@ def test_the_name_of_the_run_is_that_of_its_clusters(run):
     assert values["choices"][0]["hosts"][0]["cluster"] == "other-h0"
 
 
-def test_a_dry_run_elsewhere_is_the_same_plan(run):
+def test_a_dry_run_elsewhere_is_the_same_plan_with_what_hosts_would_get(run, tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/big.bin").write_bytes(b"x" * 100)
+    (tmp_path / ".gitignore").write_text("data\n")
+
     dry = run("up", "job.yaml", "--dry-run")
 
-    assert dry.stdout == run("plan", "job.yaml").stdout
+    plan = run("plan", "job.yaml").stdout
+    assert dry.stdout.startswith(plan)
+    size = len(JOB) + len("data\n")
+    assert f"each host gets 2 files, {size} B of {tmp_path}" in dry.stdout.removeprefix(plan)
+    assert ".whl" in dry.stdout.removeprefix(plan)
     assert "nothing was started" in dry.stderr
-    assert json.loads(run("up", "job.yaml", "--dry-run", "--json").stdout) == json.loads(
-        run("plan", "job.yaml", "--json").stdout
-    )
+    values = json.loads(run("up", "job.yaml", "--dry-run", "--json").stdout)
+    ship = values.pop("ship")
+    assert values == json.loads(run("plan", "job.yaml", "--json").stdout)
+    assert (ship["files"], ship["bytes"]) == (2, size)
+
+
+def test_a_dry_run_says_what_up_would_refuse(run, tmp_path):
+    said = run("up", "job.yaml", "--dry-run").stderr
+    assert "`up` would refuse" in said
+    assert "head: here" in said
+
+    (tmp_path / "job.yaml").write_text(JOB + "head: here\n")
+    said = run("up", "job.yaml", "--dry-run").stderr
+    assert "`up` would refuse" not in said
 
 
 def test_up_elsewhere_is_refused_after_the_plan_was_checked(run, tmp_path):
     refused = run("up", "job.yaml", code=2)
-    assert "launches on local only, not on 'runpod', 'oci'" in refused.stderr
-    assert "sky-monarch plan" in refused.stderr
+    assert "lighthouse and controller would run on demo-h0" in refused.stderr
+    assert "write head: here" in refused.stderr
+    error = json.loads(run("up", "job.yaml", "--json", code=2).stdout)["error"]
+    assert error["kind"] == "ConfigError", "H49: with --json stdout parses"
 
     (tmp_path / "job.yaml").write_text(
         JOB.replace("ranks_per_replica: 2", "ranks_per_replica: 4").replace(

@@ -1,0 +1,251 @@
+"""A host's setup, by bash as SkyPilot runs it: the real script, the real wheel, no network, a home of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import sky_monarch
+from sky_monarch.launch.bootstrap import HOST_SCRIPT, RUN, SETUP
+from sky_monarch.launch.wheel import Wheel, find_wheel
+
+VERSION = sky_monarch.__version__
+#: The interpreter beneath our environment: without torch, without us.
+PLAIN = Path(sys.base_prefix, "bin", f"python3.{sys.version_info[1]}")
+
+
+class Host:
+    """A home folder with what SkyPilot would have put there."""
+
+    def __init__(
+        self, home: Path, wheel: Wheel, *, ship_id: str | None = None, python: Path | None = PLAIN
+    ) -> None:
+        self.home = home
+        self.ship_id = ship_id or wheel.ship_id
+        ship = home / ".sky-monarch/ship" / self.ship_id
+        ship.mkdir(parents=True)
+        wheel.write(ship)
+        shutil.copyfile(HOST_SCRIPT, ship / HOST_SCRIPT.name)
+        self.workdir = home / "sky_workdir"
+        # As in a checkout of ours: what lies in the working folder must not come before what was shipped.
+        (self.workdir / "sky_monarch").mkdir(parents=True)
+        (self.workdir / "sky_monarch/__init__.py").write_text(
+            "raise ImportError('from the working folder')\n"
+        )
+        self.path = home / "bin"
+        self.path.mkdir()
+        for tool in ("bash", "sh", "mkdir", "rm", "touch", "chmod", "cat", "uname", "flock"):
+            if found := shutil.which(tool):
+                (self.path / tool).symlink_to(found)
+        if python is not None:
+            (self.path / "python3").symlink_to(python)
+
+    @property
+    def venv(self) -> Path:
+        return self.home / ".sky-monarch" / self.ship_id
+
+    def bash(self, text: str, **env: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["bash", "-c", text],
+            cwd=self.workdir,
+            env={"HOME": str(self.home), "PATH": str(self.path), "SKY_MONARCH_SHIP": self.ship_id, **env},
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+
+    def python(self, code: str) -> str:
+        done = subprocess.run(
+            [self.venv / "bin/python", "-c", code],
+            cwd=self.home,
+            env={},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def wheel() -> Wheel:
+    return find_wheel(None, package=Path(sky_monarch.__file__).parent, version=VERSION)
+
+
+@pytest.fixture(scope="module")
+def ready(module_path: Path, wheel: Wheel) -> Host:
+    """A host that was set up once."""
+    host = Host(module_path, wheel)
+    done = host.bash(SETUP)
+    assert done.returncode == 0, done.stderr
+    assert "the job's setup has to install it" in done.stderr, "it has no torch, and is told so"
+    assert f"{VERSION} is set up" in done.stderr
+    return host
+
+
+def test_what_is_installed_is_what_was_shipped(ready: Host) -> None:
+    code = "import sky_monarch, sky_monarch._core; print(sky_monarch.__version__, sky_monarch.__file__)"
+
+    version, file = ready.python(code).split()
+
+    assert version == VERSION
+    assert file.startswith(str(ready.venv))
+
+
+def test_a_second_setup_finds_it_there_and_costs_nothing(ready: Host) -> None:
+    before = (ready.venv / "ready").stat().st_mtime_ns
+
+    done = ready.bash(SETUP)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (ready.venv / "ready").stat().st_mtime_ns == before
+
+
+def test_what_the_job_installs_lands_in_the_environment_not_in_the_hosts_python(ready: Host) -> None:
+    done = ready.bash(f'PATH="{ready.venv}/bin:$PATH" pip --version')
+
+    assert done.returncode == 0, done.stderr
+    where = ready.bash(
+        f'"{ready.venv}/bin/python" -c "import sysconfig; print(sysconfig.get_path(\'purelib\'))"'
+    )
+    assert where.stdout.startswith(str(ready.venv))
+    assert "#!/bin/sh" in (ready.venv / "bin/pip").read_text()
+
+
+def test_the_agent_runs_from_the_environment_and_what_lies_in_the_working_folder_is_not_it(
+    ready: Host,
+) -> None:
+    # It is told of no run: it must say so itself, and the script must have become it.
+    done = ready.bash(RUN, SKY_MONARCH_FOLDER="demo-1/demo-h0-a2")
+
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("error:"), (
+        "that is how the agent speaks; the script says sky-monarch: first"
+    )
+    assert "from the working folder" not in done.stderr
+
+
+def test_without_its_setup_or_its_folder_an_agent_is_not_started(
+    tmp_path: Path, wheel: Wheel, ready: Host
+) -> None:
+    done = Host(tmp_path, wheel).bash(RUN, SKY_MONARCH_FOLDER="demo-1/demo-h0-a2")
+    assert done.returncode == 1
+    assert "sky-monarch is not set up on this host" in done.stderr
+
+    nameless = ready.bash(RUN)
+    assert nameless.returncode != 0
+    assert "SKY_MONARCH_FOLDER" in nameless.stderr
+
+
+def test_a_host_without_a_python_that_is_new_enough_says_which_one_it_has(
+    tmp_path: Path, wheel: Wheel
+) -> None:
+    host = Host(tmp_path, wheel, python=None)
+    none = host.bash(SETUP)
+    assert none.returncode == 1
+    assert "no Python 3.11 or newer" in none.stderr
+
+    old = host.path / "python3"
+    old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "Python 3.9.2" && exit 0\nexit 1\n')
+    old.chmod(0o755)
+    done = host.bash(SETUP)
+    assert done.returncode == 1
+    assert "no Python 3.11 or newer (Python 3.9.2)" in done.stderr
+    assert "resources.image" in done.stderr, "what to do about it"
+    assert not host.venv.exists()
+
+
+def test_a_host_without_pip_says_how_to_get_it(tmp_path: Path, wheel: Wheel) -> None:
+    host = Host(tmp_path, wheel)
+    hide = (
+        "import sys\nclass Hide:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name in ('pip', 'ensurepip'): raise ModuleNotFoundError(name)\n"
+        "sys.meta_path.insert(0, Hide())\n"
+    )
+    (tmp_path / "hide").mkdir()
+    (tmp_path / "hide/sitecustomize.py").write_text(hide)
+
+    done = host.bash(SETUP, PYTHONPATH=str(tmp_path / "hide"))
+
+    assert done.returncode == 1
+    assert "has no pip" in done.stderr
+    assert "apt-get install python3-pip" in done.stderr
+
+
+def test_versions_are_compared_before_anything_starts(tmp_path: Path, wheel: Wheel) -> None:
+    host = Host(tmp_path, wheel, ship_id="9.9.9-0123456789ab")
+
+    done = host.bash(SETUP)
+
+    assert done.returncode == 1
+    (line,) = [line for line in done.stderr.splitlines() if "error:" in line]
+    assert VERSION in line, "H56: both versions in one line"
+    assert "9.9.9" in line
+    assert "hint:" in done.stderr
+    assert not (host.venv / "ready").exists(), "so that no agent starts either"
+
+
+def test_a_core_that_does_not_load_here_is_told_as_that(tmp_path: Path, wheel: Wheel) -> None:
+    broken = tuple(
+        (name, b"\x7fELF no library" if name.endswith("_core.abi3.so") else content)
+        for name, content in wheel.files
+    )
+    host = Host(tmp_path, dataclasses.replace(wheel, files=broken))
+
+    done = host.bash(SETUP)
+
+    assert done.returncode == 1
+    assert "does not load on this host" in done.stderr
+    assert "SKY_MONARCH_WHEEL" in done.stderr
+
+
+def test_the_hosts_own_torch_is_seen_and_never_replaced(tmp_path: Path, wheel: Wheel) -> None:
+    # Our own environment stands for an image whose Python is a virtual environment with torch in it.
+    host = Host(tmp_path, wheel, python=None)
+    (host.path / "python3").symlink_to(sys.executable)
+
+    done = host.bash(SETUP)
+
+    assert done.returncode == 0, done.stderr
+    assert "installing" not in done.stderr, "torchft is there as well"
+    found = host.python(
+        "import importlib.util as u, sky_monarch; print(u.find_spec('torch').origin, sky_monarch.__file__)"
+    ).split()
+    assert found[0].startswith(sys.prefix)
+    assert found[1].startswith(str(host.venv)), "the host's own sky-monarch does not come first"
+
+
+def test_torchft_that_cannot_be_had_is_a_warning_and_torch_stays_pinned(tmp_path: Path, wheel: Wheel) -> None:
+    host = Host(tmp_path, wheel)
+    (site := tmp_path / "site").mkdir()
+    (site / "torch").mkdir()
+    (site / "torch/__init__.py").touch()
+    (site / "torch-2.9.0+rocm7.2.dist-info").mkdir()
+    (site / "torch-2.9.0+rocm7.2.dist-info/METADATA").write_text(
+        "Metadata-Version: 2.1\nName: torch\nVersion: 2.9.0+rocm7.2\n"
+    )
+
+    done = host.bash(SETUP, PYTHONPATH=str(site), PIP_NO_INDEX="1")
+
+    assert done.returncode == 0, done.stderr
+    assert (host.venv / "torch.txt").read_text() == "torch==2.9.0+rocm7.2\n"
+    assert "warning: torchft==0.2.* was not installed" in done.stderr
+
+
+def test_the_script_asks_for_what_the_package_asks_for() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    (torchft,) = (one for one in project["optional-dependencies"]["train"] if one.startswith("torchft"))
+
+    assert f"needed='{torchft}'" in HOST_SCRIPT.read_text()
+    assert project["requires-python"] == ">=3.11"
+    assert os.access(HOST_SCRIPT, os.R_OK)

@@ -1,0 +1,166 @@
+"""Runs with hosts, as clients see them: what is shown, what ``down`` says may still bill, whose version counts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sky_monarch
+from sky_monarch.errors import LaunchError
+from sky_monarch.launch import local
+from sky_monarch.launch.folder import Phase, RunFolder, write_json
+from sky_monarch.sdk import Run
+
+DOUBLE = Path(__file__).with_name("controller_double.py")
+HOSTS = [
+    {
+        "host": "x-h0",
+        "groups": [0],
+        "attempt": 1,
+        "phase": "UP",
+        "place": "slurm/loop/gpu",
+        "usd_per_hour": 3.2,
+        "cost_usd": 1.5,
+        "wasted_usd": 0.0,
+        "since_ms": 1,
+    },
+    {
+        "host": "x-h1",
+        "groups": [1],
+        "attempt": 2,
+        "phase": "WAITING",
+        "reason": "no \x1b[31mcapacity",
+        "cost_usd": 0.5,
+    },
+]
+
+
+@pytest.fixture
+def env(tmp_path, monkeypatch):
+    monkeypatch.setenv("SKY_MONARCH_STATE_DIR", str(tmp_path / "s"))
+    kept = {key: value for key, value in os.environ.items() if key != "FORCE_COLOR"}
+    return {**kept, "TERM": "xterm", "COLUMNS": "200"}
+
+
+@pytest.fixture
+def cli(env, tmp_path):
+    def call(*arguments: str):
+        command = [sys.executable, "-m", "sky_monarch", *arguments]
+        return subprocess.run(
+            command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        )
+
+    return call
+
+
+@pytest.fixture
+def folder(env, tmp_path):
+    """A live run with two hosts, of which a double stands for agent and controller."""
+    with subprocess.Popen(
+        [sys.executable, DOUBLE, tmp_path / "s", "x"], stdout=subprocess.PIPE, text=True, env=env
+    ) as process:
+        found = RunFolder(tmp_path / "s/runs" / process.stdout.readline().strip())
+        write_json(found.path / "run.json", {**found.info, "provider": "skypilot", "hosts": ["x-h0", "x-h1"]})
+        yield found
+        process.kill()
+
+
+def ended(folder: RunFolder, **final) -> None:
+    write_json(
+        folder.path / "final.json", {"run_id": folder.run_id, "name": "x", "state": "CANCELLED", **final}
+    )
+    agent = folder.agent()
+    assert agent is not None
+    assert local.reap(folder, grace_s=1) == []
+
+
+def test_status_shows_where_each_host_is_and_what_it_has_cost(cli, folder):
+    money = {"hosts": HOSTS, "cost_usd": 2.0, "wasted_usd": 0.5}
+    (folder.path / "status.json").write_text(json.dumps({"replicas": 2, **money}))
+
+    lines = cli("status", "x").stdout.splitlines()
+
+    assert lines[1].split() == ["HOST", "GROUPS", "PLACE", "ATTEMPT", "PHASE", "FOR", "$/H", "COST", "REASON"]
+    assert lines[2].split()[:5] == ["x-h0", "0", "slurm/loop/gpu", "1", "UP"]
+    assert "3.20" in lines[2]
+    assert "1.50 $" in lines[2]
+    assert lines[3].endswith("no capacity")
+    assert "cost so far 2.00 $, of which 0.50 $ brought no step" in lines
+    table = cli("status").stdout.splitlines()
+    assert table[0].split()[-3:] == ["HOSTS", "COST", "RUN"]
+    assert table[1].split()[-4:-1] == ["1/2", "2.00", "$"]
+    shown = json.loads(cli("status", "x", "--json").stdout)
+    assert [host["phase"] for host in shown["hosts"]] == ["UP", "WAITING"]
+    assert (shown["cost_usd"], shown["wasted_usd"]) == (2.0, 0.5)
+
+
+def test_what_became_of_a_host_is_one_line_of_the_events(cli, folder):
+    event = {"id": 1, "wall_ms": 0, "event": "host_report", "host": "x-h1", "attempt": 2}
+    reports = [
+        {**event, "state": "launched", "place": "slurm/loop/gpu", "usd_per_hour": 3.2},
+        {**event, "id": 2, "state": "failed", "kind": "capacity", "reason": "all nodes are taken"},
+    ]
+    (folder.path / "events.ndjson").write_text("".join(json.dumps(one) + "\n" for one in reports))
+
+    lines = cli("events", "x").stdout.splitlines()
+
+    assert lines[0].endswith("host x-h1, attempt 2: launched in slurm/loop/gpu at 3.20 $/h")
+    assert lines[1].endswith("host x-h1, attempt 2: failed, capacity (all nodes are taken)")
+
+
+def test_what_was_not_seen_to_end_may_bill(folder):
+    assert Run(folder).may_bill() == (), "it is live: its controller knows better"
+    ended(folder, hosts=[{**HOSTS[0], "phase": "DOWN"}, HOSTS[1]])
+
+    assert Run(folder).may_bill() == ("x-h1",)
+
+
+def test_purge_waits_for_nobody_and_names_what_may_still_bill(cli, folder):
+    (folder.path / "silent").touch()  # the controller does not answer
+
+    done = cli("down", "x", "--purge", "--grace", "1")
+
+    assert done.returncode == 0, done.stderr
+    assert "ended (CANCELLED)" in done.stdout
+    assert "may still bill: x-h0, x-h1; `sky down x-h0 x-h1` ends them" in done.stderr
+    assert folder.phase() is Phase.ENDED
+    assert "hosts were not waited for" in (folder.final or {})["reason"]
+    again = cli("down", "x", "--json")
+    assert again.returncode == 0
+    assert json.loads(again.stdout)[0]["state"] == "CANCELLED"
+    assert "may still bill" in again.stderr, "twice is fine, and it is said again"
+
+
+def test_down_without_hosts_left_says_nothing_of_bills(cli, folder):
+    ended(folder, hosts=[{**host, "phase": "DOWN"} for host in HOSTS])
+
+    done = cli("down", "x")
+
+    assert done.returncode == 0
+    assert "bill" not in done.stderr
+    assert "already gone" in done.stdout
+
+
+def test_a_run_of_another_version_is_not_taken_up_again(env, tmp_path):
+    path = tmp_path / "s/runs/x-20261130-120000-abcd"
+    path.mkdir(parents=True)
+    files = {
+        "run.json": {"run_id": path.name, "name": "x", "version": "9.9.9", "created_ms": 1},
+        "private.json": {"token": "t"},
+        "job.json": {"name": "x"},
+        "controller.json": {},
+        "agent.json": {"services": [{"argv": ["/nowhere/python"]}]},
+    }
+    for name, content in files.items():
+        write_json(path / name, content)
+
+    with pytest.raises(LaunchError, match=r"sky-monarch 9\.9\.9") as caught:  # H56
+        local.resume(RunFolder(path), ready=lambda _: True)
+
+    assert sky_monarch.__version__ in str(caught.value)
+    assert "pip install sky-monarch==9.9.9" in (caught.value.hint or "")

@@ -1,0 +1,262 @@
+"""Runs beyond this machine: what the head's files say, what hosts get, what is refused before money is spent."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from sky_monarch.config import JobSpec, load_job
+from sky_monarch.errors import ConfigError
+from sky_monarch.launch.bootstrap import RUN, SETUP
+from sky_monarch.launch.cluster_plan import plan_clusters
+from sky_monarch.launch.plan import LocalPlan, plan_local
+from sky_monarch.launch.remote import RemotePlan, launchable, plan_remote, rehearsal
+from sky_monarch.launch.shipping import Shipment
+from sky_monarch.launch.wheel import Wheel
+from sky_monarch.launch.workdir import Listing
+
+BASE = "name: demo\nreplicas: 3\nrun: python train.py\nenvs: {A: env-canary}\nsecrets: {S: secret-canary}\n"
+SLURM = "infra: slurm/loop/gpu\nresources: {accelerators: MI300X:1}\n"
+RUN_DIR = Path("/state/runs/demo-1")
+SHIPMENT = Shipment(
+    wheel=Wheel(file_name="sky_monarch-0.1.0-x.whl", version="0.1.0", digest="a" * 12, source=Path("/x")),
+    workdir=Listing(source=Path("/home/me/job"), files=("train.py",), empty=(), size_bytes=9, rule="git"),
+)
+IDENTITIES = {
+    who: {"name": who, "key_pem": f"key-canary-{who}"} for who in ("agent", "controller", "lighthouse")
+}
+
+
+def job(text: str = SLURM, base: str = BASE) -> JobSpec:
+    return load_job(base + text, base_dir=Path("/"))
+
+
+def local(spec: JobSpec) -> LocalPlan:
+    return plan_local(
+        {**spec.public_dict(), "workdir": "/home/me/job"},
+        spec.private_values(),
+        run_id="demo-1",
+        state=Path("/state"),
+        temporary=Path("/tmp"),
+        python="/opt/bin/python",
+        version="0.1.0",
+        token="token-canary",
+        base_env={"HOME": "/home/me", "EXPORTED": "base-canary"},
+        host="head",
+    )
+
+
+def planned(text: str = SLURM, *, address: str = "10.0.0.5", hosts: int | None = None) -> RemotePlan:
+    spec = job(text)
+    chosen = launchable(spec, plan_clusters(spec)) if hosts is None else rehearsal(spec, hosts)
+    return plan_remote(
+        local(spec),
+        chosen,
+        address=address,
+        authority={"ca_pem": "ca", "key_pem": "authority-canary", "expires_s": 1.0},
+        identities=IDENTITIES,
+        shipment=SHIPMENT if hosts is None else None,
+    )
+
+
+def refusal(text: str, base: str = BASE) -> str:
+    spec = job(text, base)
+    with pytest.raises(ConfigError) as caught:
+        launchable(spec, plan_clusters(spec))
+    return f"{caught.value} / {caught.value.hint}"
+
+
+# --- the head -------------------------------------------------------------------------------------
+
+
+def test_the_head_has_no_groups_and_every_host_has_its_own():
+    controller = planned().head.files["controller.json"]
+
+    assert controller["host"] == "head"
+    assert controller["hosts"] == [
+        {"name": "head", "groups": [], "provisioned": False},
+        {"name": "demo-h0", "groups": [0], "provisioned": True},
+        {"name": "demo-h1", "groups": [1], "provisioned": True},
+        {"name": "demo-h2", "groups": [2], "provisioned": True},
+    ]
+    assert controller["tls"] is True
+    assert controller["choices"] == 1
+
+
+@pytest.mark.parametrize(("address", "port"), [("10.0.0.5", "10.0.0.5:0"), ("fd00::5", "[fd00::5]:0")])
+def test_what_hosts_dial_listens_on_the_chosen_address_alone(address, port):
+    files = planned(address=address).head.files
+    services = {service["name"]: service for service in files["agent.json"]["services"]}
+
+    assert services["lighthouse"]["listen"] == [port, port]
+    assert services["controller"]["listen"] == port
+    assert services["provisioner"]["listen"] is None
+    assert services["provisioner"]["argv"] == [
+        "/opt/bin/python",
+        "-m",
+        "sky_monarch.provision",
+        str(RUN_DIR / "provisioner.json"),
+    ]
+    assert files["lighthouse.json"]["control"] == [f"unix:{RUN_DIR}/lighthouse.sock", f"tls:{port}"]
+    assert files["lighthouse.json"]["address"] == address
+    assert files["lighthouse.json"]["tls"] is True
+    assert files["agent.json"]["host"] == "head"
+    assert files["agent.json"]["controller"].startswith("unix:"), "the head's own agent needs no TLS"
+
+
+def test_secrets_are_in_one_file_and_in_no_task():
+    plan = planned()
+    assert plan.head.files["private.json"]["authority"]["key_pem"] == "authority-canary"
+    assert plan.head.files["private.json"]["identities"] == IDENTITIES
+    others = {name: content for name, content in plan.head.files.items() if name != "private.json"}
+
+    text = json.dumps([others, dict(plan.head.run_json), list(plan.head.agent_argv)])
+
+    assert "canary" not in text
+    assert "canary" not in repr(plan.choices)
+
+
+def test_what_was_exported_here_goes_to_no_other_machine_but_skypilot_has_it():
+    private = planned().head.files["private.json"]
+    assert (private["base_env"], private["shell_env"]["EXPORTED"]) == ({}, "base-canary")
+    assert planned("", hosts=2).head.files["private.json"]["base_env"]["EXPORTED"] == "base-canary"
+
+
+def test_a_run_of_this_machine_is_planned_as_ever():
+    files = local(job("")).files
+
+    assert [service["name"] for service in files["agent.json"]["services"]] == ["lighthouse", "controller"]
+    assert "hosts" not in files["controller.json"]
+    assert "tls" not in files["lighthouse.json"]
+
+
+# --- what hosts get -------------------------------------------------------------------------------
+
+
+def test_the_provisioner_is_told_all_it_needs_and_the_tasks_are_whole():
+    config = planned().head.files["provisioner.json"]
+
+    assert (config["run_id"], config["provider"], config["job"]) == (
+        "demo-1",
+        "skypilot",
+        str(RUN_DIR / "job.json"),
+    )
+    assert config["private"] == str(RUN_DIR / "private.json")
+    assert config["ship"]["wheel"] == str(RUN_DIR / "ship/host/sky_monarch-0.1.0-x.whl")
+    assert (config["ship"]["files"], config["ship"]["bytes"]) == (1, 9)
+    (choice,) = config["choices"]
+    assert [entry["cluster"] for entry in choice["tasks"]] == ["demo-h0", "demo-h1", "demo-h2"]
+    for entry in choice["tasks"]:
+        task = entry["task"]
+        assert (task["setup"], task["run"]) == (SETUP, RUN)
+        assert task["workdir"] == str(RUN_DIR / "ship/workdir")
+        assert task["file_mounts"] == {f"~/.sky-monarch/ship/0.1.0-{'a' * 12}": str(RUN_DIR / "ship/host")}
+        assert task["envs"]["SKY_MONARCH_SHIP"] == f"0.1.0-{'a' * 12}"
+        assert "secrets" not in task
+    assert json.loads(json.dumps(config)) == config
+
+
+@pytest.mark.parametrize("text", [SETUP, RUN])
+def test_the_text_of_a_task_is_the_same_for_all_and_a_shell_takes_it(text):
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True, timeout=10)
+    assert len(text.splitlines()) == 1
+
+
+def test_run_json_names_what_may_have_to_be_taken_down():
+    run = planned().head.run_json
+
+    assert run["hosts"] == ["demo-h0", "demo-h1", "demo-h2"]
+    assert (run["provider"], run["infra"]) == ("skypilot", "slurm/loop/gpu")
+
+
+# --- what this version does not launch ------------------------------------------------------------
+
+
+def test_a_head_elsewhere_is_refused_with_the_fix():
+    said = refusal("infra: k8s\nresources: {accelerators: MI300X:1}\n")
+
+    assert "demo-head" in said
+    assert "write head: here" in said
+    spec = job("infra: k8s\nhead: here\nresources: {accelerators: MI300X:1}\n")
+    assert len(launchable(spec, plan_clusters(spec)).choices) == 1
+
+
+def test_a_group_over_several_hosts_is_refused():
+    said = refusal("infra: slurm\nresources: {accelerators: MI300X:16}\nranks_per_replica: 16\n")
+
+    assert "one group would take several hosts" in said
+
+
+def test_hosts_without_a_common_network_are_refused_although_the_groups_average_rarely():
+    text = "infra: runpod\nhead: here\nsync: diloco(20)\nresources: {accelerators: MI300X:8}\nranks_per_replica: 8\n"
+
+    assert "tunnels nothing" in refusal(text)
+
+
+def test_candidates_that_place_groups_otherwise_are_left_out_with_their_reasons():
+    text = (
+        "infra: slurm\nhead: here\nplacement: any\nsync: diloco(20)\n"
+        "resources: {accelerators: MI300X:1, ordered: [{infra: slurm/a}, {infra: slurm/b},"
+        " {accelerators: MI300X:2}, {infra: do}, {infra: runpod, use_spot: true},"
+        " {infra: local, accelerators: null}]}\n"
+    )
+    spec = job(text)
+
+    found = launchable(spec, plan_clusters(spec))
+
+    assert [choice.infra for choice in found.choices[:2]] == ["slurm/a", "slurm/b"]
+    assert all(choice.hosts == found.hosts for choice in found.choices)
+    assert any("this machine is not mixed" in reason for reason in found.left_out)
+    assert any("2 GPUs there, and 1 in the first candidate" in reason for reason in found.left_out)
+    assert any(reason.startswith("MI300X:") and "on runpod" in reason for reason in found.left_out)
+
+
+def test_where_nothing_is_left_every_reason_is_told():
+    said = refusal("resources: {accelerators: MI300X:1, ordered: [{infra: k8s}, {infra: ssh}]}\n")
+
+    assert "none of the 2 candidates" in said
+    assert "on k8s: " in said
+    assert "on ssh: " in said
+
+
+# --- a rehearsal ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("hosts", "groups"), [(1, [[0, 1, 2]]), (2, [[0, 1], [2]]), (3, [[0], [1], [2]])])
+def test_a_rehearsal_shares_the_groups_out(hosts, groups):
+    plan = planned("", hosts=hosts, address="127.0.0.1")
+
+    assert [list(host.groups) for host in plan.hosts] == groups
+    config = plan.head.files["provisioner.json"]
+    assert (config["provider"], config["ship"]) == ("local", None)
+    assert [host["cluster"] for host in config["choices"][0]["hosts"]] == [f"demo-h{n}" for n in range(hosts)]
+    assert plan.head.files["agent.json"]["services"][0]["listen"] == ["127.0.0.1:0", "127.0.0.1:0"]
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts", "words"),
+    [
+        ("", 4, "there are 3 replica groups"),
+        ("", 0, "there are 3 replica groups"),
+        (SLURM, 2, "the job runs on slurm/loop/gpu"),
+        ("resources: {accelerators: MI300X:1}\n", 2, "count its GPUs from 0"),
+        ("lighthouse: torchft\n", 2, "no authentication"),
+    ],
+)
+def test_a_rehearsal_that_cannot_be_is_refused(text, hosts, words):
+    with pytest.raises(ConfigError, match=words) as caught:
+        rehearsal(job(text), hosts)
+    assert caught.value.hint
+
+
+def test_the_plan_of_the_head_is_of_the_very_run():
+    spec = job("")
+    before = local(spec)
+
+    after = planned("", hosts=1).head
+
+    assert dataclasses.replace(after, files=before.files, run_json=before.run_json) == before
