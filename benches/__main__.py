@@ -16,12 +16,13 @@ BENCHES = (
     "cli_start",
     "controller",
     "death_event",
+    "launch",
     "lighthouse",
     "overhead",
     "policy",
     "recovery",
 )
-_WITH_OPTIONS = {"chaos", "overhead", "recovery"}
+_WITH_OPTIONS = {"chaos", "launch", "overhead", "recovery"}
 _INTERRUPTED = 130
 
 

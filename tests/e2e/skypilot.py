@@ -50,13 +50,13 @@ class Answer:
 
     Attributes:
         value: What it returned.
-        wall_s: How long it took, the import of SkyPilot included.
-        cpu_s: Processor time of the calling process.
+        began_s: When it began, in seconds of the machine's uptime; SkyPilot was imported by then.
+        wall_s: How long it took.
     """
 
     value: Any
+    began_s: float
     wall_s: float
-    cpu_s: float
 
 
 class SkyPilot:
