@@ -41,6 +41,7 @@ class Machine:
         with log.open("ab") as output:
             self._keeper = subprocess.Popen(
                 [*_NAMESPACES, "bash", "-euc", script],
+                cwd="/",  # a Python started there finds nothing of this tree
                 env=dict(env),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
