@@ -4,6 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 
 VENV := .venv
+SKY_VENV := .venv-sky
 BIN := $(VENV)/bin
 # Newest first: the first interpreter that is new enough makes the environment.
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
@@ -14,7 +15,7 @@ RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust_core -name '*.rs' -o -na
 
 .PHONY: help
 help: ## Show this list.
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: $(VENV)/.train ## Train four replica groups here, kill one, watch it rejoin.
@@ -41,6 +42,18 @@ test-slow: $(VENV)/.train $(VENV)/.dev ## Run what takes minutes: many runs, res
 test-net: $(VENV)/.train $(VENV)/.dev ## Cut links between hosts in network namespaces (needs root and iproute2).
 	$(BIN)/python -m pytest tests/net
 
+.PHONY: test-sky
+test-sky: $(SKY_VENV)/.made ## Let the real SkyPilot read the tasks of our plans.
+	$(SKY_VENV)/bin/python -m pytest tests/unit/test_skypilot_tasks.py
+
+.PHONY: e2e-slurm
+e2e-slurm: $(SKY_VENV)/.made ## Launch, lose a rank and lose a node on a real Slurm through SkyPilot (needs root).
+	$(SKY_VENV)/bin/python -m pytest tests/e2e -m 'not slow' --durations 0
+
+.PHONY: e2e-slurm-all
+e2e-slurm-all: $(SKY_VENV)/.made ## The same, with pre-emption, a killed controller, and the cluster by itself.
+	$(SKY_VENV)/bin/python -m pytest tests/e2e --durations 0
+
 .PHONY: lint
 lint: $(VENV)/.train $(VENV)/.dev ## Check style, types and lints.
 	cargo fmt --all --check
@@ -63,7 +76,7 @@ wheel: $(VENV)/.dev ## Build the wheel into dist/.
 
 .PHONY: clean
 clean: ## Remove what the build made (the environment too).
-	rm -rf $(VENV) build dist site target *.egg-info sky_monarch/*.so
+	rm -rf $(VENV) $(SKY_VENV) build dist site target *.egg-info sky_monarch/*.so
 
 # --- environment ---------------------------------------------------------------------------------
 
@@ -85,4 +98,13 @@ $(VENV)/.dev: $(VENV)/.base pyproject.toml
 
 $(VENV)/.docs: $(VENV)/.base pyproject.toml
 	$(UV) --quiet --group docs
+	@touch $@
+
+# SkyPilot pins what others do not, so it has an environment of its own, in which this tree is found as it is.
+# It makes a wheel of itself for each host: for that it needs pip, setuptools and wheel at run time.
+$(SKY_VENV)/.made: $(VENV)/.train $(VENV)/.base pyproject.toml constraints.txt
+	@test -x $(SKY_VENV)/bin/python || $(BIN)/python -m venv $(SKY_VENV)
+	$(BIN)/uv pip install --quiet --python $(SKY_VENV)/bin/python --constraint constraints.txt \
+		--requirements pyproject.toml --extra sky 'skypilot[slurm]' pip setuptools wheel pytest pytest-timeout
+	@echo '$(CURDIR)' > "$$($(SKY_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/this-tree.pth"
 	@touch $@

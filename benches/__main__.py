@@ -16,13 +16,14 @@ BENCHES = (
     "cli_start",
     "controller",
     "death_event",
+    "launch",
     "lighthouse",
     "overhead",
     "policy",
     "provision",
     "recovery",
 )
-_WITH_OPTIONS = {"chaos", "overhead", "recovery"}
+_WITH_OPTIONS = {"chaos", "launch", "overhead", "recovery"}
 _INTERRUPTED = 130
 
 

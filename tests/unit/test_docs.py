@@ -30,7 +30,7 @@ def test_every_page_is_in_the_navigation() -> None:
         assert str(page.relative_to(ROOT / "docs")) in navigation, page
 
 
-_PLACES = {"I": "integration", "U": "unit", "N": "net", "S": "slow"}
+_PLACES = {"E": "e2e", "I": "integration", "U": "unit", "N": "net", "S": "slow"}
 _ROW = re.compile(r"^\| (H\d\d) \|.*\| (.*) \|$", re.MULTILINE)
 
 
@@ -39,7 +39,7 @@ def missing_tests(cell: str) -> list[str]:
     missing, text = [], ""
     for name in re.findall(r"`([^`]+)`", cell):
         place, _, test = name.partition(": ")
-        if re.fullmatch(r"[IUNS]/\w+", place):
+        if re.fullmatch(r"[EIUNS]/\w+", place):
             path = ROOT / "tests" / _PLACES[place[0]] / f"test_{place[2:]}.py"
         elif place.startswith("rust_core/"):
             path = ROOT / place

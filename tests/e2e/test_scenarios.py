@@ -1,0 +1,249 @@
+"""What sky-monarch promises, on real Slurm through real SkyPilot: three groups, three nodes, one to spare."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.client import REPLICAS, Client
+from tests.e2e.site import Site
+from tests.e2e.slurm import GRACE_S
+from tests.support.processes import pids
+from tests.support.runs import ended_at_exit
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.timeout(600)
+
+EVICTED_S = 2.0
+# From an eviction to a commit without the lost one: a step, and the look at a clock by whoever prints it.
+STEP_S = 0.5
+CANCELLED = 8
+
+
+def nobody_shows(secret: str) -> bool:
+    """Whether no command line of any process has it in it."""
+    for pid in pids():
+        with contextlib.suppress(OSError):
+            line = Path(f"/proc/{pid}/cmdline").read_bytes()
+            assert secret.encode() not in line, line
+            assert b"SKY_MONARCH_ENROLMENT=" not in line, line
+    return True
+
+
+def free_nodes(site: Site) -> list[str]:
+    busy = {job.node for job in site.slurm.jobs()}
+    return [node for node in site.slurm.nodes if node not in busy and site.slurm.node(node).runs]
+
+
+def test_three_groups_train_on_three_nodes_and_down_leaves_nothing(site: Site, client: Client) -> None:
+    name, said = "train", client.folder / "up.ndjson"
+    job = client.training_job(name)
+    client.names.append(name)
+    with ended_at_exit(client.stream(said, "up", str(job), "--yes", "--json")) as up:
+        client.wait_for_all(name, step=60)
+
+        jobs = client.host_jobs(name)
+        assert len({job.node for job in jobs.values()}) == len(jobs) == REPLICAS
+        shown = json.loads(client.cli("status", name, "--json").stdout)
+        assert shown["state"] == "RUNNING"
+        assert {host["host"]: host["phase"] for host in shown["hosts"]} == dict.fromkeys(jobs, "UP")
+        assert all(group["loss"] < math.log(256) - 1 for group in shown["groups"]), "better than a guess"
+        events = [json.loads(line) for line in client.cli("events", name, "--json").stdout.splitlines()]
+        assert {e["replica"] for e in events if e["event"] == "first_commit"} == set(range(REPLICAS))
+        with ended_at_exit(client.stream(client.folder / "logs", "logs", name, "--follow")) as logs:
+            eventually(
+                lambda: "loss" in (client.folder / "logs").read_text(), within_s=30, what="the leader's line"
+            )
+            logs.send_signal(signal.SIGINT)
+            logs.wait(10)
+        private = json.loads((client.run_folder(name) / "private.json").read_text())
+        assert nobody_shows(private["token"])
+
+        client.end(name)
+        assert up.wait(60) == CANCELLED
+    *events, final = [json.loads(line) for line in said.read_text().splitlines()]
+    assert final["state"] == "CANCELLED"
+    assert all("event" in event for event in events)
+    again = client.cli("down", name)
+    assert again.returncode == 0, again.stderr
+    assert "already gone" in again.stdout
+
+
+@pytest.fixture(scope="module")
+def free(site: Site, client: Client) -> Iterator[str]:
+    """A run of torch-free ranks, all of them in step."""
+    name = client.up(client.free_job("free"))
+    client.wait_for_all(name, step=10)
+    yield name
+    client.end(name)
+
+
+def test_a_killed_rank_is_replaced_in_place_and_its_slurm_job_is_the_same(client: Client, free: str) -> None:
+    jobs, before = client.host_jobs(free), client.status(free)
+
+    os.kill(client.rank_pid(free, 1), signal.SIGKILL)
+    eventually(
+        lambda: client.status(free)["groups"][1]["generation"] > before["groups"][1]["generation"],
+        within_s=20,
+        what="it is replaced",
+    )
+    after = client.wait_for_all(free, step=(before["step"] or 0) + 10, within_s=30)
+
+    assert client.host_jobs(free) == jobs
+    for other in (0, 2):
+        assert after["groups"][other]["ranks"] == before["groups"][other]["ranks"], "nobody touched it"
+    assert after["recoveries"][-1]["lost_steps"] <= 1
+
+
+def lose_node(site: Site, client: Client, name: str, replica: int, meanwhile: Callable[[], None]) -> None:
+    """Switch the node of a group off: the others go on, and it comes back on a node that was free."""
+    host, jobs, before = f"{name}-h{replica}", client.host_jobs(name), client.status(name)
+    others = [other for other in range(REPLICAS) if other != replica]
+    attempt, lost, spares = client.host(name, replica)["attempt"], jobs[host], free_nodes(site)
+
+    killed_s = time.monotonic()
+    site.slurm.kill_node(lost.node)
+    eventually(
+        lambda: client.status(name)["groups"][others[0]]["participants"] == REPLICAS - 1,
+        within_s=20,
+        what="the others go on",
+    )
+    meanwhile()
+    eventually(
+        lambda: client.host(name, replica)["attempt"] == attempt + 1,
+        within_s=90,
+        what="another one is asked for",
+    )
+    after = client.wait_for_all(name, step=(before["step"] or 0) + 10)
+    back_s = time.monotonic() - killed_s
+
+    found = client.host_jobs(name)
+    assert found[host].number != lost.number
+    assert found[host].node in spares
+    assert {key: job for key, job in found.items() if key != host} == {
+        key: job for key, job in jobs.items() if key != host
+    }, "the others' Slurm jobs are what they were"
+    assert after["groups"][replica]["generation"] > before["groups"][replica]["generation"]
+    assert after["groups"][replica]["restarts"] == before["groups"][replica]["restarts"], (
+        "no restart is spent"
+    )
+    for other in others:
+        assert after["groups"][other]["ranks"] == before["groups"][other]["ranks"], "nobody touched it"
+        steps = client.steps(name, other)
+        without = next(s for s in steps if s.at_s > killed_s and s.participants < REPLICAS)
+        gap_s = without.at_s - killed_s
+        assert gap_s <= EVICTED_S + STEP_S, f"evicted after {gap_s:.2f} s"
+        numbers = [step.number for step in steps]
+        assert len(numbers) - len(set(numbers)) <= 1, "at most one step was done again"
+        print(f"group {other}: first commit without the lost node {gap_s:.2f} s after it")
+    print(
+        f"all train again {back_s:.1f} s after the loss of {lost.node}, on {found[host].node}"
+    )  # -rP shows it
+    site.slurm.wait_for_node(lost.node, "down", within_s=60)
+    site.slurm.start_node(lost.node)
+
+
+def test_a_lost_node_costs_the_others_a_step_and_its_group_returns_on_the_spare_one(
+    site: Site, client: Client, free: str
+) -> None:
+    lose_node(site, client, free, 1, lambda: None)
+
+
+@pytest.mark.slow
+def test_a_controller_that_is_killed_while_a_node_is_lost_changes_nothing(
+    site: Site, client: Client, free: str
+) -> None:
+    def kill_controller() -> None:
+        pid = client.status(free)["controller_pid"]
+        os.kill(pid, signal.SIGKILL)
+        eventually(
+            lambda: client.status(free)["controller_pid"] not in (pid, None), within_s=20, what="another one"
+        )
+
+    lose_node(site, client, free, 2, kill_controller)
+
+
+@pytest.mark.slow
+def test_a_pre_empted_group_loses_nothing_waits_and_returns_when_there_is_room(
+    site: Site, client: Client, free: str
+) -> None:
+    slurm, name = site.slurm, free
+    jobs, before = client.host_jobs(name), client.status(name)
+    victim = jobs[f"{name}-h0"]
+    taken = [slurm.take(node) for node in free_nodes(site)]
+    try:
+        told_s = time.monotonic()
+        taken.append(slurm.take(victim.node))
+        eventually(
+            lambda: client.status(name)["groups"][1]["participants"] == REPLICAS - 1,
+            within_s=GRACE_S,
+            what="it leaves within the grace time",
+        )
+        eventually(
+            lambda: all(job.state == "RUNNING" for job in slurm.jobs(named="other")),
+            within_s=60,
+            every_s=0.5,
+            what="the urgent jobs have their nodes",
+        )
+        waiting = client.status(name)
+        assert waiting["state"] == "DEGRADED"
+        at = waiting["step"]
+        eventually(lambda: client.status(name)["step"] > at + 100, within_s=60, what="the others train on")
+        running = {key for key, job in client.host_jobs(name).items() if job.state == "RUNNING"}
+        assert running == {f"{name}-h1", f"{name}-h2"}
+    finally:
+        slurm.cancel(*taken)
+    after = client.wait_for_all(name, step=at, within_s=400)
+
+    found = client.host_jobs(name)
+    assert {found[f"{name}-h{other}"].number for other in (1, 2)} == {
+        jobs[f"{name}-h{other}"].number for other in (1, 2)
+    }
+    assert after["groups"][0]["restarts"] == before["groups"][0]["restarts"], "no restart is spent"
+    assert after["recoveries"][-1]["lost_steps"] == 0
+    for other in (1, 2):
+        numbers = [step.number for step in client.steps(name, other) if step.at_s > told_s - 5]
+        assert numbers == list(range(numbers[0], numbers[0] + len(numbers))), (
+            "no step was done again or left out"
+        )
+
+
+@pytest.mark.slow
+def test_when_all_groups_are_pre_empted_the_run_resumes_from_its_checkpoint(
+    site: Site, client: Client
+) -> None:
+    slurm, name = site.slurm, "saved"
+    place = slurm.root / "home/checkpoints"
+    job = client.training_job(name, checkpoint={"to": str(place), "every_steps": 20})
+    client.up(job)
+    try:
+        client.wait_for_all(name, step=50)
+        taken = [slurm.take(node) for node in slurm.nodes]
+        try:
+            eventually(
+                lambda: len([j for j in slurm.jobs(named="other") if j.state == "RUNNING"]) == len(taken),
+                within_s=90,
+                every_s=0.5,
+                what="all nodes are taken",
+            )
+            events = client.events(name)
+            saved = max(event["step"] for event in events if event["event"] == "checkpoint_saved")
+            assert client.status(name)["state"] not in ("FAILED", "CANCELLED"), "it waits"
+        finally:
+            slurm.cancel(*taken)
+        client.wait_for_all(name, step=saved + 20, within_s=400)
+
+        events = client.events(name)
+        restored = [event["step"] for event in events if event["event"] == "checkpoint_restored"]
+        assert restored
+        assert min(restored) >= saved, "from the newest one"
+    finally:
+        client.end(name)
