@@ -12,9 +12,10 @@ import dataclasses
 import json
 import subprocess
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -26,6 +27,7 @@ from sky_monarch.launch.environment import agent_environment
 from sky_monarch.launch.folder import RunFolder
 from sky_monarch.sdk._up import plan_job
 from sky_monarch.sdk.run import Run
+from tests.support.network import Network
 from tests.support.runs import Workbench, quiet_sockets
 
 
@@ -120,11 +122,15 @@ class Enrolled:
 
 
 def _head_files(
-    plan: local.LocalPlan, names: list[str], authority: Authority, limits: Mapping[str, float]
+    plan: local.LocalPlan,
+    names: list[str],
+    authority: Authority,
+    limits: Mapping[str, float],
+    address: str,
 ) -> dict[str, dict[str, Any]]:
-    """The plan's files for a head that hosts reach over TLS."""
+    """The plan's files for a head that hosts reach over TLS, at ``address``."""
     files = {name: dict(content) for name, content in plan.files.items()}
-    port = "127.0.0.1:0"
+    port = f"{address}:0"
     listens = {"lighthouse": [port, port], "controller": port}
     services = [
         {**service, "listen": listens[service["name"]]} for service in files["agent.json"]["services"]
@@ -144,7 +150,12 @@ def _head_files(
 
 
 def enrolment(
-    enrolled: Enrolled, host: str, *, attempt: int = 1, version: str = sky_monarch.__version__
+    enrolled: Enrolled,
+    host: str,
+    *,
+    attempt: int = 1,
+    version: str = sky_monarch.__version__,
+    limits: Mapping[str, float] | None = None,
 ) -> dict[str, str]:
     """What an agent's environment holds that is to be that host."""
     told = {
@@ -156,6 +167,7 @@ def enrolment(
         "address": "auto",
         "inherit_env": True,
         "linger_s": 30.0,
+        "limits": dict(limits or {}),
     }
     token = json.loads((enrolled.run_dir / "private.json").read_text())["token"]
     identity = enrolled.authority.issue(f"{host}-a{attempt}")
@@ -167,13 +179,18 @@ def enrolment(
 
 
 def enrol(
-    enrolled: Enrolled, host: str, folder: Path, variables: Mapping[str, str]
+    enrolled: Enrolled,
+    host: str,
+    folder: Path,
+    variables: Mapping[str, str],
+    *,
+    inside: Callable[..., list[str]] = lambda *argv: list(argv),
 ) -> subprocess.Popen[bytes]:
-    """Start an agent as SkyPilot's task, or the local provider, does."""
+    """Start an agent as SkyPilot's task, or the local provider, does; ``inside`` puts its command elsewhere."""
     environment = agent_environment(enrolled.run_id)
     with (enrolled.run_dir / f"{host}.log").open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "sky_monarch.agent", "--enrol", str(folder)],
+            inside(sys.executable, "-m", "sky_monarch.agent", "--enrol", str(folder)),
             cwd=enrolled.run_dir,
             env={**environment, **variables},
             stdin=subprocess.DEVNULL,
@@ -185,7 +202,13 @@ def enrol(
 
 @contextmanager
 def enrolled_hosts(
-    bench: Workbench, job: Path, *, count: int, limits: Mapping[str, float] | None = None
+    bench: Workbench,
+    job: Path,
+    *,
+    count: int,
+    limits: Mapping[str, float] | None = None,
+    agent_limits: Mapping[str, float] | None = None,
+    net: Network | None = None,
 ) -> Iterator[Enrolled]:
     """Run ``job``, one group on each of ``count`` hosts that were provisioned for the first time.
 
@@ -194,21 +217,28 @@ def enrolled_hosts(
         job: The job file.
         count: Hosts, and replica groups.
         limits: Of the controller.
+        agent_limits: Of the hosts' agents.
+        net: Its hub is the head, its hosts the hosts; None: all are on loopback.
     """
+    address = net.hub_address if net else "127.0.0.1"
     with mock.patch.dict("os.environ", bench.env), quiet_sockets():
         plan = plan_job(job)
         names = [f"{plan.name}-h{number}" for number in range(count)]
         authority = Authority.create(plan.run_id, 3600)
-        plan = dataclasses.replace(plan, files=_head_files(plan, names, authority, limits or {}))
+        plan = dataclasses.replace(plan, files=_head_files(plan, names, authority, limits or {}, address))
+        if net:
+            plan = dataclasses.replace(plan, agent_argv=net.inside(net.hub, *plan.agent_argv))
         with Run(RunFolder(plan.run_dir)) as probe:
             local.launch(plan, ready=lambda _: probe.answers())
         bench.names.append(plan.name)
         (port,) = json.loads((plan.run_dir / "controller.ports").read_text())
         folders = {name: bench.folder / f"{name}-a1" for name in names}
-        far = Enrolled(plan.name, plan.run_id, plan.run_dir, f"tls:127.0.0.1:{port}", authority, folders, {})
+        far = Enrolled(plan.name, plan.run_id, plan.run_dir, f"tls:{address}:{port}", authority, folders, {})
         with ExitStack() as undo:
-            for name, folder in folders.items():
-                far.keepers[name] = enrol(far, name, folder, enrolment(far, name))
+            for number, (name, folder) in enumerate(folders.items()):
+                inside = {"inside": partial(net.inside, net.hosts[number])} if net else {}
+                told = enrolment(far, name, limits=agent_limits)
+                far.keepers[name] = enrol(far, name, folder, told, **inside)
                 undo.callback(far.keepers[name].wait, timeout=30)
             undo.callback(bench.cli, "down", plan.name, "--grace", "2")
             yield far
