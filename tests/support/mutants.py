@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.support.mutant import Mutant, left_out, replaced
+from tests.support.mutants_hosts import HOSTS
 from tests.support.mutants_kept import KEPT
 from tests.support.mutants_rounds import ROUNDS
 from tests.support.mutants_saved import DEALT, FORKED, SAVED
@@ -484,4 +485,15 @@ _RUNNING = [
     ),
 ]
 
-MUTANTS: list[Mutant] = [*_RUNNING, *FORKED, *SAVED, *KEPT, *DEALT, *ROUNDS, *SHARDED, *TOLD, *WATCHED]
+MUTANTS: list[Mutant] = [
+    *_RUNNING,
+    *FORKED,
+    *SAVED,
+    *KEPT,
+    *DEALT,
+    *ROUNDS,
+    *SHARDED,
+    *TOLD,
+    *WATCHED,
+    *HOSTS,
+]
