@@ -80,7 +80,7 @@ class Ending(Turn):
         for host in self.state.hosts:
             never = not self.state.launched  # there was nobody who could have made it
             if host.provisioned and host.phase is not HostPhase.GIVEN_UP and (host.gone or never):
-                host = self._host(host.name, phase=HostPhase.DOWN, gone=True)  # noqa: PLW2901
+                host = self._host(host.name, phase=HostPhase.DOWN, gone=True)
             self._shutdown(host)
 
     # --- hosts ---------------------------------------------------------------------------------------------
