@@ -391,7 +391,7 @@ class Controller:
         """Whose output matches; empty where there is no such slot."""
         if setup:
             hosts = self._settings.hosts if self._plans.has_setup and rank is None else {}
-            return [Process(name, None, None) for name in hosts]
+            return [Process(name, None, None) for name, replicas in hosts.items() if replicas]
         return [
             Process(name, number, local)
             for name, replicas in self._settings.hosts.items()

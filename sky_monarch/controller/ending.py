@@ -78,6 +78,9 @@ class Ending(Turn):
     def _conclude(self, reason: str) -> None:
         self._change(phase=self.state.outcome or RunPhase.FAILED, reason=reason)
         for host in self.state.hosts:
+            never = not self.state.launched  # there was nobody who could have made it
+            if host.provisioned and host.phase is not HostPhase.GIVEN_UP and (host.gone or never):
+                host = self._host(host.name, phase=HostPhase.DOWN, gone=True)
             self._shutdown(host)
 
     # --- hosts ---------------------------------------------------------------------------------------------

@@ -248,7 +248,7 @@ class _Turn(Probing):
         self._change(notes=(*self.state.notes, note))
         for replica, generation in event.generations:
             self._group(replica, generation=generation)  # the next one is another one
-        if self.state.provisions:
+        if self.state.provisions and event.outcome is None:
             self._attempts_forgotten()
         if event.outcome is not None:
             reason, exit_code = event.ended

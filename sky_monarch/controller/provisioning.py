@@ -143,6 +143,7 @@ class Provisioning:
                 "attempt": host.attempt,
                 "phase": str(host.phase),
                 "reason": host.reason,
+                "gone": host.gone,
                 "since_ms": memory.since_ms.get(host.name, self._settings.created_ms),
                 **memory.money.document(host.name, *now),
             }

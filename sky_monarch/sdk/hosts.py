@@ -19,6 +19,7 @@ class HostStatus(Record):
         attempt: How often it was provisioned.
         phase: WANTED, LAUNCHING, UP, WAITING (for its next attempt), GIVEN_UP or DOWN.
         reason: Why; None where nothing went wrong.
+        gone: Whoever provisions has said that nothing of it is left: it does not bill.
         since_ms: When it came to that, as Unix time in milliseconds.
         place: Where it is, as its provider calls it.
         choice: Which of the places that the job may run in, counted from 0.
@@ -32,6 +33,7 @@ class HostStatus(Record):
     attempt: int = 0
     phase: str = ""
     reason: str | None = None
+    gone: bool = False
     since_ms: int | None = None
     place: str | None = None
     choice: int | None = None

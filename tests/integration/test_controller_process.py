@@ -28,6 +28,8 @@ ROUTES = [
     ("GET", "/v1/logs"),
     ("GET", "/v1/logs/raw"),
     ("POST", "/v1/down"),
+    ("GET", "/v1/hosts/wanted"),
+    ("POST", "/v1/hosts/report"),
     ("GET", "/nothing-here"),
 ]
 
@@ -119,6 +121,10 @@ def shared_run(module_path: Path):
         ("POST", "/v1/down", b'{"reason": 7}', 400),
         ("POST", "/v1/down", b" " * 100_000, 400),
         ("POST", "/v1/status", None, 400),
+        ("GET", "/v1/hosts/wanted?after=x", None, 400),
+        ("GET", "/v1/hosts/wanted?wait_s=31", None, 400),
+        ("GET", "/v1/hosts/wanted?wait_s=nan", None, 400),
+        ("POST", "/v1/hosts/report", b'{"host": "local", "attempt": 1, "state": "launched"}', 404),
     ],
 )
 def test_bad_requests_are_refused_in_json_and_do_nothing(

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,8 @@ class ControllerRun:
         injections: list[dict[str, Any]] | None = None,
         env: dict[str, str] | None = None,
         hosts: dict[str, list[int]] | None = None,
+        provisioned: Collection[str] = (),
+        limits: dict[str, float] | None = None,
         **job: Any,
     ) -> None:
         self.folder = folder
@@ -77,9 +79,10 @@ class ControllerRun:
                 "lighthouse_control": f"unix:{sockets['lighthouse']}",
                 "injections": injections or [],
                 "hosts": [
-                    {"name": name, "groups": groups}
+                    {"name": name, "groups": groups, "provisioned": name in provisioned}
                     for name, groups in (hosts or {"local": list(range(spec.replicas))}).items()
                 ],
+                "limits": limits or {},
             },
         }
         for name, content in files.items():
@@ -201,9 +204,12 @@ class ScriptedAgent:
         farewell: Why the controller hung up, by its own words; empty where it said nothing.
     """
 
-    def __init__(self, run: ControllerRun, *, host: str = "local", incarnation: int | None = None) -> None:
+    def __init__(
+        self, run: ControllerRun, *, host: str = "local", incarnation: int | None = None, attempt: int = 0
+    ) -> None:
         self.run = run
         self.host = host
+        self.attempt = attempt
         self.incarnation = incarnation or random.getrandbits(63)
         self.groups: dict[int, dict[str, Any]] = {}
         self.commands: list[dict[str, Any]] = []
@@ -220,7 +226,8 @@ class ScriptedAgent:
         hello = {
             "role": "agent",
             "host": self.host,
-            "pid": os.getpid(),
+            "attempt": self.attempt,
+            "pid": self.attempt or os.getpid(),
             "incarnation": self.incarnation,
             "groups": list(self.groups.values()),
         }

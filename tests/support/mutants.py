@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.support.mutant import Mutant, left_out, replaced
+from tests.support.mutants_hosts import HOSTS
 from tests.support.mutants_kept import KEPT
 from tests.support.mutants_provided import PROVIDED
 from tests.support.mutants_rounds import ROUNDS
@@ -485,4 +486,16 @@ _RUNNING = [
     ),
 ]
 
-MUTANTS: list[Mutant] = [*_RUNNING, *FORKED, *SAVED, *KEPT, *DEALT, *ROUNDS, *SHARDED, *TOLD, *WATCHED, *PROVIDED]
+MUTANTS: list[Mutant] = [
+    *_RUNNING,
+    *FORKED,
+    *SAVED,
+    *KEPT,
+    *DEALT,
+    *ROUNDS,
+    *SHARDED,
+    *TOLD,
+    *WATCHED,
+    *HOSTS,
+    *PROVIDED,
+]

@@ -12,7 +12,7 @@ PAGE = Path(__file__).parents[1] / "MUTANTS.md"
 _HEAD = """# Mutants
 
 Written by `python -m tests.support.mutants_page` from `support/mutants*.py` and
-`support/unmutated.py`. The tests are those of `integration/`;
+`support/unmutated.py`. Tests without a folder are those of `integration/`;
 `make test` runs the mutants with a star, `make test-mutants` the others.
 
 | Test | What is left out, or replaced | |

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -30,6 +30,7 @@ from sky_monarch.controller.model import (
 )
 from sky_monarch.controller.policy import step
 from tests.support.host_policies import LIMITS as POLICY_LIMITS
+from tests.support.waiting import PATIENCE
 
 LIMITS = dataclasses.replace(POLICY_LIMITS, min_replicas=1)
 HOSTS = ("h0", "h1", "h2")
@@ -47,10 +48,15 @@ class Cluster:
     groups: dict[int, int] = dataclasses.field(default_factory=dict)  # generation by replica
 
 
+# A mutant is only to be found: what its shortest history is, nobody asks.
+_PHASES = [Phase.explicit, Phase.reuse, Phase.generate, *([Phase.shrink] if PATIENCE >= 1 else [])]
+
+
 @settings(
     max_examples=60,
     stateful_step_count=50,
     deadline=None,
+    phases=_PHASES,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 class _AnyHosts(RuleBasedStateMachine):

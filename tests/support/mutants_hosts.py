@@ -1,0 +1,125 @@
+"""Of hosts that are provisioned: which step left out turns which test red."""
+
+from __future__ import annotations
+
+from tests.support.mutant import Mutant, replaced
+
+_UNIT = "tests/unit/"
+_POLICY = f"{_UNIT}test_host_policy.py::"
+_HISTORIES = (
+    f"{_UNIT}test_host_histories.py::"
+    "test_whatever_happens_there_is_one_attempt_at_a_time_and_one_cluster_a_slot"
+)
+_WHOLE = (
+    f"{_UNIT}test_host_simulation.py::"
+    "test_a_run_whose_hosts_are_lost_again_and_again_keeps_its_invariants_and_ends"
+)
+_KILLED = "test_controller_hosts.py::test_a_controller_that_is_killed_after_any_word_on_hosts_goes_on_as_if_it_had_not"
+
+HOSTS = [
+    # I6: one outstanding attempt a host, one cluster a slot.
+    Mutant(
+        _HISTORIES,
+        "I6",
+        module="controller/replacing.py",
+        old="        if event.attempt != host.attempt:\n",
+        new="        if False:\n",
+    ),
+    Mutant(
+        _HISTORIES,
+        "an agent of an older attempt is fenced",
+        module="controller/hosts.py",
+        old="    if attempt != host.attempt and not (forgotten and attempt > host.attempt):\n",
+        new="    if False:\n",
+    ),
+    Mutant(
+        _HISTORIES,
+        "a launcher that waits is told",
+        module="controller/policy.py",
+        old="        after = replace(after, wanted=after.wanted + 1)\n",
+        new="        pass\n",
+    ),
+    Mutant(
+        f"{_WHOLE}[0]",
+        "I6",
+        module="controller/replacing.py",
+        old="        if event.attempt != host.attempt:\n",
+        new="        if False:\n",
+    ),
+    Mutant(
+        f"{_WHOLE}[0]",
+        "assert",
+        module="controller/hosts.py",
+        old=" or state.reaping is Reaping.NOW:\n",
+        new=":\n",
+    ),
+    # A lost host comes back alone, and costs its groups nothing of their budgets.
+    Mutant(
+        f"{_POLICY}test_a_silent_host_is_replaced_alone_at_once_and_costs_its_group_no_restart",
+        "assert",
+        module="controller/replacing.py",
+        old="beyond = 2 * self.limits.max_restarts if jump and group.started else 0",
+        new="beyond = 0",
+    ),
+    Mutant(
+        f"{_POLICY}test_a_host_that_leaves_is_not_fenced_before_it_has_left",
+        "assert",
+        module="controller/policy.py",
+        old="                if (host := self.state.host(event.host)).leaving:\n",
+        new="                if False:\n",
+    ),
+    Mutant(
+        f"{_POLICY}test_no_capacity_is_waited_for_with_a_pause_that_doubles_and_without_an_end",
+        "assert",
+        module="controller/replacing.py",
+        old="            self._lose(host, why, gone=True, fault=False, pause=True)\n",
+        new="            self._lose(host, why, gone=True, fault=True, pause=True)\n",
+    ),
+    Mutant(
+        f"{_POLICY}test_who_does_not_answer_may_be_dead_and_holds_up_nobody",
+        "assert",
+        module="controller/hosts.py",
+        old="        if self.mine is None or self.theirs is None:\n            return None\n",
+        new="",
+    ),
+    # Money: what may bill is waited for, and counted.
+    Mutant(
+        f"{_POLICY}test_the_end_waits_until_every_host_is_down_and_the_head_goes_last",
+        "assert",
+        module="controller/ending.py",
+        old="        return list(standing(self.state)) if self.state.launched else []\n",
+        new="        return []\n",
+    ),
+    Mutant(
+        f"{_UNIT}test_money.py::"
+        "test_an_attempt_without_a_commit_is_wasted_as_a_whole_and_so_is_a_replacement_until_its_first_one",
+        "assert",
+        module="controller/money.py",
+        old="seconds if self.committed_s is None else",
+        new="0.0 if self.committed_s is None else",
+    ),
+    Mutant(
+        f"{_UNIT}test_money.py::"
+        "test_the_time_in_which_no_controller_ran_is_paid_for_also_over_a_restart_of_the_machine",
+        "assert",
+        module="controller/money.py",
+        old="        if passed_s < -_JITTER_S:",
+        new="        if False:",
+    ),
+    # Killed in any phase.
+    replaced("controller/controller.py", "        self._replay()\n", "", _KILLED, "it goes on with"),
+    replaced(
+        "controller/agents.py",
+        "        if (fence := self.fenced(host, attempt)) is not None:\n",
+        "        if (fence := None) is not None:\n",
+        _KILLED,
+        "assert",
+    ),
+    replaced(
+        "controller/logs.py",
+        "        if self._source.awaited(host) or not cursor.enter(self._source):\n",
+        "        if not cursor.enter(self._source):\n",
+        "test_controller_hosts.py::test_output_of_the_others_is_followed_while_a_host_is_away",
+        "agent_unreachable",
+    ),
+]
