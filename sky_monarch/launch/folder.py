@@ -252,7 +252,8 @@ class RunFolder:
             from sky_monarch.launch import excerpt
 
             excerpt.keep(self)
-        for leftover in (self.path / "private.json", *self._sockets().values()):
+        hosts = self.path.glob("hosts/*/private.json")  # hosts that were processes of this machine
+        for leftover in (self.path / "private.json", *hosts, *self._sockets().values()):
             with contextlib.suppress(OSError):
                 leftover.unlink()
         shutil.rmtree(self.path / "ship", ignore_errors=True)

@@ -85,19 +85,19 @@ def _provider(settings: Settings, requests: Requests, closing: threading.Event) 
         from sky_monarch.provision.local import LocalProvider
 
         return LocalProvider(settings.run_id, settings.run_dir, workdir=settings.workdir)
-    _act_as_the_shell(settings.base_env)
+    _act_as_the_shell(settings.shell_env)
     from sky_monarch.provision.skypilot import SkyPilotProvider
 
     return SkyPilotProvider(requests, settings, closing=closing)
 
 
-def _act_as_the_shell(base_env: Mapping[str, str]) -> None:
+def _act_as_the_shell(shell_env: Mapping[str, str]) -> None:
     """Have the environment of whoever typed `up`: where its API server is, and who we are for it.
 
     Services of an agent are started without what a shell exports, tokens among it. Of all of them only this one is
     there to use those.
     """
-    for name, value in base_env.items():
+    for name, value in shell_env.items():
         if not name.startswith("SKY_MONARCH_"):
             os.environ.setdefault(name, value)
 

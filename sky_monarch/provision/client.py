@@ -153,6 +153,7 @@ def _order(values: Mapping[str, Any]) -> HostOrder:
         want=want,
         reason=str(values.get("reason") or ""),
         groups=tuple(values.get("groups") or ()),
+        replaces=values.get("replaces"),
         agent=dict(values.get("agent") or {}),
         enrolment=str(values.get("enrolment") or ""),
     )

@@ -190,10 +190,13 @@ class Host:
         Where it cannot be known who asked, it counts as the attempt that is wanted: if it is not, its agent is
         refused by the controller, which then wants another attempt.
         """
-        provider, requests = self._shared.provider, self._shared.requests
+        provider = self._shared.provider
         if not self._again(lambda: provider.exists(self.name), "look for a cluster"):
             return None
-        if requests.lost:
+        if order.replaces is not None:  # the controller knows that there was an older attempt
+            self._end_older(order.replaces)
+            return None
+        if self._shared.requests.lost:
             return self._shared.keep(Record(host=self.name, attempt=order.attempt, phase=Phase.UP))
         raise ProvisionError(
             f"there is a cluster {self.name} already, which this run did not launch: "
@@ -204,12 +207,17 @@ class Host:
     def _clear(self, record: Record) -> None:
         """End what is left of an older attempt: no slot ever has two clusters."""
         self._shared.gone(self.name)
-        if record.choice is not None or record.phase is not Phase.LAUNCHING:
-            _log.info("an older attempt goes first", host=self.name, attempt=record.attempt)
-            if (left := self._down_within(self._shared.limits.down_s)) is not None:
-                text = f"attempt {record.attempt} may still be there, and bill: {left}"
-                raise ProvisionError(text, kind=left.kind)
+        if record.asked:
+            self._end_older(record.attempt)
+            if record.phase in (Phase.UP, Phase.LAUNCHING):  # it has ended only now, and costs no more
+                self._report(record, "down")
         self._drop()
+
+    def _end_older(self, attempt: int) -> None:
+        _log.info("an older attempt goes first", host=self.name, attempt=attempt)
+        if (left := self._down_within(self._shared.limits.down_s)) is not None:
+            text = f"attempt {attempt} may still be there, and bill: {left}"
+            raise ProvisionError(text, kind=left.kind)
 
     def _launch(self, order: HostOrder, record: Record) -> None:
         shared = self._shared
@@ -242,10 +250,7 @@ class Host:
         try:
             record = self._begin(order, turn)
             self._report(record, "launching")
-            launched = self._again(
-                lambda: shared.provider.launch(order, shared.choices[turn.choice], turn, stop=self._stop),
-                "launch",
-            )
+            launched = self._again(lambda: self._ask_for(order, turn), "launch")
         except ProvisionError as error:
             return self._clean_up(error)
         finally:
@@ -256,6 +261,15 @@ class Host:
             shared.wake_waiting()
         self._report(record, "launched")
         return None
+
+    def _ask_for(self, order: HostOrder, turn: Turn) -> Launched:
+        with self._shared.lock:
+            newest = self._order  # with an enrolment that was made a moment ago
+            order = newest if newest is not None and newest.key == order.key else order
+        if not order.enrolment:
+            raise ProvisionError("the controller believes that it is up, and gives it no enrolment")
+        choice = self._shared.choices[turn.choice]
+        return self._shared.provider.launch(order, choice, turn, stop=self._stop)
 
     def _begin(self, order: HostOrder, turn: Turn) -> Record:
         """Write down what is about to be asked for, unless it was asked for already."""
@@ -299,19 +313,20 @@ class Host:
     def _take_down(self, order: HostOrder) -> None:
         shared = self._shared
         record = shared.requests.get(self.name)
-        if record is None and not shared.requests.lost:
-            # Nothing was asked for, or it is down already: what has this name by now is not ours.
-            self._report(Record(host=self.name, attempt=order.attempt, phase=Phase.ENDED), "down")
-            return
         known = record or Record(host=self.name, attempt=order.attempt, phase=Phase.ENDED)
-        record = replace(known, attempt=order.attempt)  # also where that attempt was never begun
+        told = replace(known, attempt=order.attempt)  # also where that attempt was never begun
         shared.gone(self.name)
+        if (record is None and not shared.requests.lost) or not known.asked:
+            # Nothing was asked for, or it is down already: what has this name by now is not ours.
+            self._drop()
+            self._report(replace(told, reason=order.reason), "down")
+            return
         while (left := self._down_within(shared.limits.down_s)) is not None:
-            self._report(replace(record, reason=f"{self.name} may still bill: {left}"), "down_failed")
+            self._report(replace(told, reason=f"{self.name} may still bill: {left}"), "down_failed")
             if self._stop.wait(shared.limits.down_again_s):
                 raise Superseded
         self._drop()
-        self._report(replace(record, reason=order.reason), "down")
+        self._report(replace(told, reason=order.reason), "down")
 
     def _down_within(self, limit_s: float) -> ProvisionError | None:
         """Take it down; what was said last, where it may still be there after ``limit_s``."""

@@ -167,9 +167,7 @@ class LocalProvider:
         left = []
         for life in self._lives(cluster):
             left += life.tree.end(grace_s=self._grace_s)
-            for name in ("private.json", _STATE):
-                with contextlib.suppress(OSError):
-                    (life.folder / name).unlink()
+            _tidy(life.folder)
         if left:
             raise ProvisionError(f"these processes of {cluster} could not be ended: {_pids(left)}")
 
@@ -249,6 +247,18 @@ class LocalProvider:
                 leader = None  # taken down, or its starter was killed before it could write
             found.append(_Life(name, int(attempt), folder, Tree(leader, life.tree.mark)))
         return found
+
+
+def _tidy(folder: Path) -> None:
+    """Remove what an ended host needs no more: its secrets, and the socket of an agent that could not do that."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        agent_socket = Path(json.loads((folder / "agent.json").read_text(encoding="utf-8"))["socket"])
+        agent_socket.unlink(missing_ok=True)
+        if agent_socket.parent != folder and agent_socket.parent.name.startswith("sky-monarch-"):
+            agent_socket.parent.rmdir()
+    for name in ("private.json", _STATE):
+        with contextlib.suppress(OSError):
+            (folder / name).unlink()
 
 
 def _reap(descriptor: int) -> int | None:

@@ -76,8 +76,10 @@ class HostOrder:
         want: ``up`` or ``down``.
         reason: Why.
         groups: Replica groups on it.
+        replaces: An older attempt of which a cluster may be left, and has to go first; 0: one that nobody remembers.
         agent: What ``SKY_MONARCH_HOST`` holds: configuration of its agent, no secrets.
-        enrolment: What ``SKY_MONARCH_ENROLMENT`` holds: base64 of the secrets of this attempt.
+        enrolment: What ``SKY_MONARCH_ENROLMENT`` holds: base64 of the secrets of this attempt. Empty where the
+            controller believes that it is up.
     """
 
     host: str
@@ -85,6 +87,7 @@ class HostOrder:
     want: str
     reason: str = ""
     groups: tuple[int, ...] = ()
+    replaces: int | None = None
     agent: Mapping[str, Any] = field(default_factory=dict)
     enrolment: str = field(default="", repr=False)
 

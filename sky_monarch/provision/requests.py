@@ -66,6 +66,11 @@ class Record:
     kind: str | None = None
     reason: str = ""
 
+    @property
+    def asked(self) -> bool:
+        """Whether a provider was ever asked for it: else there is nothing of it to end."""
+        return self.choice is not None or self.phase in (Phase.UP, Phase.ENDED)
+
 
 class Requests:
     """All of them. Safe to use from any thread.

@@ -56,7 +56,7 @@ class Settings:
         provider: ``local`` or ``skypilot``.
         api: Path of the controller's unix socket.
         token: Secret of the run; never shown.
-        base_env: The environment of the shell that launched the run: credentials of clouds may be in it.
+        shell_env: The environment of the shell that launched the run: credentials of clouds may be in it.
         workdir: The job's working folder on this machine.
         same_zone: Whether hosts follow the first one to its zone.
         choices: Candidates in order, :meth:`Choice.to_json` each.
@@ -69,7 +69,7 @@ class Settings:
     provider: str
     api: Path
     token: str = field(repr=False)
-    base_env: Mapping[str, str] = field(repr=False, default_factory=dict)
+    shell_env: Mapping[str, str] = field(repr=False, default_factory=dict)
     workdir: Path | None = None
     same_zone: bool = True
     choices: tuple[Mapping[str, Any], ...] = ()
@@ -103,7 +103,7 @@ def load_settings(path: Path) -> Settings:
     autodown = config.get("autodown_minutes")
     if autodown is not None and (not isinstance(autodown, int) or isinstance(autodown, bool) or autodown < 1):
         raise ConfigError(f"{path}: autodown_minutes is {autodown!r}, not a positive whole number")
-    base_env = private.get("base_env")
+    shell_env = private.get("shell_env")
     workdir = job.get("workdir")
     return Settings(
         run_id=_text(config, "run_id", path),
@@ -111,7 +111,7 @@ def load_settings(path: Path) -> Settings:
         provider=provider,
         api=Path(sockets["api"]),
         token=_text(private, "token", private_path),
-        base_env=dict(base_env) if isinstance(base_env, Mapping) else {},
+        shell_env=dict(shell_env) if isinstance(shell_env, Mapping) else {},
         workdir=Path(workdir) if isinstance(workdir, str) else None,
         same_zone=job.get("placement", "same-zone") == "same-zone",
         choices=tuple(choices),

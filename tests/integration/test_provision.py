@@ -206,6 +206,38 @@ def test_an_older_attempt_is_taken_down_before_the_next_one_is_launched(bench: B
 
     assert provider.downs == ["demo-h0"] * 3
     assert provider.violations == [], "no slot has two clusters"
+    assert bench.controller.states("demo-h0", 1)[-1] == "down", "it costs no more"
+
+
+def test_an_attempt_that_only_the_controller_remembers_is_taken_down_as_well(bench: Bench) -> None:
+    provider = FakeProvider()
+    provider.clusters["demo-h0"] = 3
+    with bench.provisioner(provider, plan("slurm/loop")):
+        bench.controller.want("demo-h0", attempt=1000, replaces=0)
+        bench.controller.reported("demo-h0", "launched", attempt=1000)
+
+    assert provider.downs == ["demo-h0"]
+    assert provider.violations == []
+
+
+def test_a_host_is_launched_with_the_newest_enrolment_and_never_without(bench: Bench) -> None:
+    provider = FakeProvider()
+    with bench.provisioner(provider, plan("slurm/loop"), limits={"launches": 1}):
+        bench.controller.want("demo-h0", enrolment=None)
+        report = bench.controller.reported("demo-h0", "failed")
+        assert (report["kind"], provider.launches) == ("error", [])
+
+        provider.go.clear()
+        bench.controller.want("demo-h1")
+        bench.controller.reported("demo-h1", "launching")
+        bench.controller.want("demo-h2", enrolment="older")  # waits for its turn
+        seen = len(bench.controller.asked_after)
+        eventually(lambda: len(bench.controller.asked_after) > seen)
+        bench.controller.want("demo-h2", enrolment="newer")
+        eventually(lambda: len(bench.controller.asked_after) > seen + 1)
+        provider.go.set()
+        bench.controller.reported("demo-h2", "launched")
+    assert provider.enrolments["demo-h2"] == "newer"
 
 
 # --- down ----------------------------------------------------------------------------------------------

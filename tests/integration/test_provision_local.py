@@ -91,7 +91,7 @@ def test_a_host_has_its_secrets_in_its_environment_alone_and_a_session_of_its_ow
     bench: Bench, places: Path
 ) -> None:
     bench.start_process(local("demo-h0", workdir=places))
-    bench.controller.want("demo-h0", controller="tls:10.0.0.1:7443")
+    bench.controller.want("demo-h0", agent={"controller": "tls:10.0.0.1:7443"})
     bench.controller.reported("demo-h0", "launched")
     pid = leader(bench, "demo-h0")
     secret = bench.controller._hosts["demo-h0"]["enrolment"]

@@ -45,7 +45,7 @@ def test_a_task_ends_its_cluster_itself_and_holds_its_secret_in_one_place(
     bench: SkyBench,
 ) -> None:
     with bench.sky_provisioner(autodown_minutes=5):
-        bench.controller.want("demo-h0", controller="tls:10.0.0.1:7443")
+        bench.controller.want("demo-h0", agent={"controller": "tls:10.0.0.1:7443"})
         report = bench.controller.reported("demo-h0", "launched")
         assert (report["place"], report["usd_per_hour"]) == ("Slurm/loop/gpu", 5.0), "its share of the plan's"
 

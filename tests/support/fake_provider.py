@@ -24,6 +24,7 @@ class FakeProvider:
         script: What a launch comes to: of the order, the turn and how often that host was launched before.
         clusters: What exists, with its attempt.
         launches: ``(host, attempt, choice, infra)`` of every launch, as it begins.
+        enrolments: What each of them was given, by host.
         downs: Every ``down``.
         asked: The clusters of every status.
         answers: What status says of a cluster in place of the truth; an error is raised as a missing answer.
@@ -37,6 +38,7 @@ class FakeProvider:
         self.script = script
         self.clusters: dict[str, int] = {}
         self.launches: list[tuple[str, int, int, str | None]] = []
+        self.enrolments: dict[str, str] = {}
         self.downs: list[str] = []
         self.asked: list[tuple[str, ...]] = []
         self.answers: dict[str, list[Seen]] = {}
@@ -54,6 +56,7 @@ class FakeProvider:
     ) -> Launched:
         with self._lock:
             nth = sum(host == order.host for host, *_ in self.launches)
+            self.enrolments[order.host] = order.enrolment
             self.launches.append((order.host, order.attempt, turn.choice, turn.infra))
             if self.clusters.get(order.host, order.attempt) != order.attempt:
                 self.violations.append(f"two clusters of {order.host}")

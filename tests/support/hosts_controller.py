@@ -71,12 +71,19 @@ class HostsController:
         with self._news:
             self._version = 0
 
-    def want(self, host: str, want: str = "up", *, attempt: int = 1, reason: str = "", **agent: Any) -> None:
+    def want(self, host: str, want: str = "up", **more: Any) -> None:
         """Want something of a host from now on."""
-        self.want_all([host], want, attempt=attempt, reason=reason, **agent)
+        self.want_all([host], want, **more)
 
     def want_all(
-        self, hosts: list[str], want: str = "up", *, attempt: int = 1, reason: str = "", **agent: Any
+        self,
+        hosts: list[str],
+        want: str = "up",
+        *,
+        attempt: int = 1,
+        reason: str = "",
+        agent: dict[str, Any] | None = None,
+        **more: Any,
     ) -> None:
         """Want the same of several hosts, in one version."""
         with self._news:
@@ -88,8 +95,10 @@ class HostsController:
                     "want": want,
                     "reason": reason,
                     "groups": [0],
-                    "agent": {"run_id": RUN_ID, "host": host, "attempt": attempt, **agent},
+                    "replaces": None,
+                    "agent": {"run_id": RUN_ID, "host": host, "attempt": attempt, **(agent or {})},
                     "enrolment": secret,
+                    **more,
                 }
             self._version += 1
             self._news.notify_all()

@@ -116,7 +116,7 @@ class Bench:
     def start_process(self, choices: list[dict[str, Any]], **more: Any) -> subprocess.Popen[bytes]:
         """A provisioner of its own, with the local provider."""
         files = {
-            "private.json": {"token": TOKEN, "base_env": {"SKYPILOT_X": "of the shell"}},
+            "private.json": {"token": TOKEN, "base_env": {}},
             "job.json": {"name": "demo", "workdir": str(self.folder), "placement": "same-zone"},
             "provisioner.json": {
                 "run_id": RUN_ID,
