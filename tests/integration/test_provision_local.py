@@ -77,7 +77,12 @@ def places(tmp_path: Path) -> Path:
 def leader(bench: Bench, host: str, attempt: int = 1) -> int:
     """The pid of a host, once it is ready."""
     folder = bench.folder / "hosts" / f"{host}-a{attempt}"
-    eventually(lambda: "ready" in (folder / "host.log").read_text(), what=f"{host} runs", comes_always=True)
+
+    def is_ready() -> bool:
+        log = folder / "host.log"
+        return log.exists() and "ready" in log.read_text()
+
+    eventually(is_ready, what=f"{host} runs", comes_always=True)
     return int(json.loads((folder / "process.json").read_text())["pid"])
 
 

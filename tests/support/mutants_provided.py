@@ -19,7 +19,7 @@ PROVIDED = [
     ),
     replaced(
         "provision/candidates.py",
-        "if known[1] < self._round.number:",
+        "if self._joined[host][1] < self._round.number:",
         "if False:",
         f"{PROVISION}test_where_every_choice_fails_the_reasons_of_all_are_told_once_for_the_whole_job",
         "not once for each host",
