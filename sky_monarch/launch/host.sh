@@ -115,7 +115,7 @@ setup() {
     give_pip "$python"
     wheel=$(printf '%s\n' "$ship"/*.whl)
     "$venv/bin/python" -P -m pip --isolated install --quiet --disable-pip-version-check \
-        --no-index --no-deps --ignore-installed "$wheel" ||
+        --no-index --no-deps --no-compile --ignore-installed "$wheel" ||
         fail "pip did not take $wheel" "is it for another processor than this host's $(uname -m)?"
     check
     add_torchft

@@ -70,7 +70,7 @@ class Wheel:
         if not self.files:
             target.write_bytes(self.source.read_bytes())
             return target
-        with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
+        with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
             for name, content in self.files:
                 entry = zipfile.ZipInfo(name, _EPOCH)
                 entry.compress_type = zipfile.ZIP_DEFLATED

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shutil
 import subprocess
@@ -24,14 +23,15 @@ PLAIN = Path(sys.base_prefix, "bin", f"python3.{sys.version_info[1]}")
 class Host:
     """A home folder with what SkyPilot would have put there."""
 
-    def __init__(
-        self, home: Path, wheel: Wheel, *, ship_id: str | None = None, python: Path | None = PLAIN
-    ) -> None:
+    def __init__(self, home: Path, wheel: Wheel | Path, *, python: Path | None = PLAIN) -> None:
         self.home = home
-        self.ship_id = ship_id or wheel.ship_id
+        self.ship_id = f"{VERSION}-0123456789ab"
         ship = home / ".sky-monarch/ship" / self.ship_id
         ship.mkdir(parents=True)
-        wheel.write(ship)
+        if isinstance(wheel, Wheel):
+            wheel.write(ship)
+        else:
+            shutil.copy(wheel, ship)
         shutil.copyfile(HOST_SCRIPT, ship / HOST_SCRIPT.name)
         self.workdir = home / "sky_workdir"
         # As in a checkout of ours: what lies in the working folder must not come before what was shipped.
@@ -77,14 +77,17 @@ class Host:
 
 
 @pytest.fixture(scope="module")
-def wheel() -> Wheel:
-    return find_wheel(None, package=Path(sky_monarch.__file__).parent, version=VERSION)
+def wheel(module_path: Path) -> Path:
+    """Written once: it is large."""
+    (folder := module_path / "wheel").mkdir()
+    return find_wheel(None, package=Path(sky_monarch.__file__).parent, version=VERSION).write(folder)
 
 
 @pytest.fixture(scope="module")
-def ready(module_path: Path, wheel: Wheel) -> Host:
+def ready(module_path: Path, wheel: Path) -> Host:
     """A host that was set up once."""
-    host = Host(module_path, wheel)
+    (home := module_path / "home").mkdir()
+    host = Host(home, wheel)
     done = host.bash(SETUP)
     assert done.returncode == 0, done.stderr
     assert "the job's setup has to install it" in done.stderr, "it has no torch, and is told so"
@@ -135,7 +138,7 @@ def test_the_agent_runs_from_the_environment_and_what_lies_in_the_working_folder
 
 
 def test_without_its_setup_or_its_folder_an_agent_is_not_started(
-    tmp_path: Path, wheel: Wheel, ready: Host
+    tmp_path: Path, wheel: Path, ready: Host
 ) -> None:
     done = Host(tmp_path, wheel).bash(RUN, SKY_MONARCH_FOLDER="demo-1/demo-h0-a2")
     assert done.returncode == 1
@@ -164,7 +167,7 @@ def test_a_host_without_a_python_that_is_new_enough_says_which_one_it_has(
     assert not host.venv.exists()
 
 
-def test_a_host_without_pip_says_how_to_get_it(tmp_path: Path, wheel: Wheel) -> None:
+def test_a_host_without_pip_says_how_to_get_it(tmp_path: Path, wheel: Path) -> None:
     host = Host(tmp_path, wheel)
     hide = (
         "import sys\nclass Hide:\n"
@@ -182,39 +185,41 @@ def test_a_host_without_pip_says_how_to_get_it(tmp_path: Path, wheel: Wheel) -> 
     assert "apt-get install python3-pip" in done.stderr
 
 
-def test_versions_are_compared_before_anything_starts(tmp_path: Path, wheel: Wheel) -> None:
-    host = Host(tmp_path, wheel, ship_id="9.9.9-0123456789ab")
+def test_versions_are_compared_before_anything_starts(ready: Host) -> None:
+    # An environment that another run has left, under the name of what this one ships.
+    other = "9.9.9-0123456789ab"
+    (ready.home / ".sky-monarch" / other).symlink_to(ready.venv)
+    (ready.home / ".sky-monarch/ship" / other).symlink_to(ready.home / ".sky-monarch/ship" / ready.ship_id)
 
-    done = host.bash(SETUP)
+    done = ready.bash(SETUP, SKY_MONARCH_SHIP=other)
 
     assert done.returncode == 1
     (line,) = [line for line in done.stderr.splitlines() if "error:" in line]
     assert VERSION in line, "H56: both versions in one line"
     assert "9.9.9" in line
     assert "hint:" in done.stderr
-    assert not (host.venv / "ready").exists(), "so that no agent starts either"
 
 
-def test_a_core_that_does_not_load_here_is_told_as_that(tmp_path: Path, wheel: Wheel) -> None:
-    broken = tuple(
-        (name, b"\x7fELF no library" if name.endswith("_core.abi3.so") else content)
-        for name, content in wheel.files
-    )
-    host = Host(tmp_path, dataclasses.replace(wheel, files=broken))
+def test_a_core_that_does_not_load_here_is_told_as_that(tmp_path: Path) -> None:
+    (package := tmp_path / "sky_monarch").mkdir()
+    (package / "__init__.py").write_text(f"__version__ = {VERSION!r}\n")
+    (package / "_core.abi3.so").write_bytes(b"\x7fELF" + bytes(14) + (0x3E).to_bytes(2, "little") + bytes(44))
+    (home := tmp_path / "home").mkdir()
+    host = Host(home, find_wheel(None, package=package, version=VERSION))
 
     done = host.bash(SETUP)
 
     assert done.returncode == 1
     assert "does not load on this host" in done.stderr
     assert "SKY_MONARCH_WHEEL" in done.stderr
+    assert not (host.venv / "ready").exists(), "so that no agent starts"
 
 
-def test_the_hosts_own_torch_is_seen_and_never_replaced(tmp_path: Path, wheel: Wheel) -> None:
+def test_the_hosts_own_torch_is_seen_and_never_replaced(tmp_path: Path, wheel: Path) -> None:
     # Our own environment stands for an image whose Python is a virtual environment with torch in it.
     host = Host(tmp_path, wheel, python=None)
-    (host.path / "python3").symlink_to(sys.executable)
 
-    done = host.bash(SETUP)
+    done = host.bash(SETUP, PATH=f"{Path(sys.executable).parent}:{host.path}")
 
     assert done.returncode == 0, done.stderr
     assert "installing" not in done.stderr, "torchft is there as well"
@@ -225,7 +230,7 @@ def test_the_hosts_own_torch_is_seen_and_never_replaced(tmp_path: Path, wheel: W
     assert found[1].startswith(str(host.venv)), "the host's own sky-monarch does not come first"
 
 
-def test_torchft_that_cannot_be_had_is_a_warning_and_torch_stays_pinned(tmp_path: Path, wheel: Wheel) -> None:
+def test_torchft_that_cannot_be_had_is_a_warning_and_torch_stays_pinned(tmp_path: Path, wheel: Path) -> None:
     host = Host(tmp_path, wheel)
     (site := tmp_path / "site").mkdir()
     (site / "torch").mkdir()
