@@ -174,7 +174,7 @@ PROVIDED = [
         "self._ended(notice.cluster, notice.attempt, notice.reason)",
         "pass",
         f"{LOCAL}test_a_host_that_is_killed_in_its_setup_counts_as_lost_and_comes_back_alone",
-        "its agent ended with code 137",
+        "its agent was killed by SIGKILL",
     ),
     replaced(
         "provision/requests.py",
