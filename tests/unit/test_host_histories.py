@@ -32,8 +32,8 @@ from sky_monarch.controller.policy import step
 from tests.support.host_policies import LIMITS as POLICY_LIMITS
 from tests.support.waiting import PATIENCE
 
-LIMITS = dataclasses.replace(POLICY_LIMITS, min_replicas=1)
-HOSTS = ("h0", "h1", "h2")
+LIMITS = dataclasses.replace(POLICY_LIMITS, replicas=2, min_replicas=1)
+HOSTS = ("h0", "h1")
 _OVER = (HostPhase.WAITING, HostPhase.GIVEN_UP, HostPhase.DOWN)
 # What may end an attempt, and nothing else does.
 _ENDS = ("ended", "silent", "failed", "left", "setup", "apart", "paused")
@@ -53,14 +53,14 @@ _PHASES = [Phase.explicit, Phase.reuse, Phase.generate, *([Phase.shrink] if PATI
 
 
 @settings(
-    max_examples=60,
-    stateful_step_count=50,
+    max_examples=100,
+    stateful_step_count=40,
     deadline=None,
     phases=_PHASES,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 class _AnyHosts(RuleBasedStateMachine):
-    """Three hosts with a group each."""
+    """Two hosts with a group each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,26 +148,34 @@ class _AnyHosts(RuleBasedStateMachine):
         self.said.append(event)
         self.tell(event, "ended" if state in ("ended", "down") else state, host)
 
-    @rule(host=st.sampled_from(HOSTS))
-    def begins_to_launch(self, host: str) -> None:
+    @rule(host=st.sampled_from(HOSTS), far=st.integers(0, 3), told=st.booleans())
+    def is_launched(self, host: str, far: int, told: bool) -> None:
+        """As far as it comes: the rest happens later, or never."""
         now = self.state.host(host)
-        wanted_now = is_wanted(self.state, now)
-        if not wanted_now or host in self.launching or (host, now.attempt) in self.launches:
+        if not is_wanted(self.state, now) or host in self.launching or (host, now.attempt) in self.launches:
             return
         for cluster in list(self.clusters[host]):
             self._ends(host, cluster)  # an older one goes first
         self.launching[host] = now.attempt
         self.launches.add((host, now.attempt))
         self.say(host, "launching", now.attempt)
+        if far > 0:
+            self._launched(host, told)
+        if far > 1:
+            self._dials(host, another=False)
+        if far > 2:
+            self._commits(host)
 
-    @precondition(lambda self: self.launching)
-    @rule(data=st.data(), told=st.booleans())
-    def has_launched(self, data: st.DataObject, told: bool) -> None:
-        host = data.draw(st.sampled_from(sorted(self.launching)))
+    def _launched(self, host: str, told: bool) -> None:
         attempt = self.launching.pop(host)
         self.clusters[host].append(Cluster(attempt))
         if told:
             self.say(host, "launched", attempt)
+
+    @precondition(lambda self: self.launching)
+    @rule(data=st.data(), told=st.booleans())
+    def has_launched(self, data: st.DataObject, told: bool) -> None:
+        self._launched(data.draw(st.sampled_from(sorted(self.launching))), told)
 
     @precondition(lambda self: self.launching)
     @rule(data=st.data(), kind=st.sampled_from(["capacity", "error", "credentials", "refused"]))
@@ -215,7 +223,10 @@ class _AnyHosts(RuleBasedStateMachine):
 
     @rule(host=st.sampled_from(HOSTS), another=st.booleans())
     def an_agent_dials(self, host: str, another: bool) -> None:
-        """Of any cluster that lives, the newest or one that was cut off."""
+        self._dials(host, another=another)
+
+    def _dials(self, host: str, *, another: bool) -> None:
+        """The agent of any cluster that lives, the newest or one that was cut off."""
         for cluster in self.clusters[host]:
             if self.connected.get(host, (None,))[0] == cluster.attempt:
                 continue
@@ -263,10 +274,22 @@ class _AnyHosts(RuleBasedStateMachine):
 
     @precondition(lambda self: self.connected)
     @rule(data=st.data())
-    def a_group_commits(self, data: st.DataObject) -> None:
+    def a_host_is_cut_off(self, data: st.DataObject) -> None:
+        """For longer than it is waited for; it lives, and may come back."""
         host = data.draw(st.sampled_from(sorted(self.connected)))
+        del self.connected[host]
+        self.tell(model.AgentDisconnected(host=host), "left", host)
+        self.tell(model.TimerFired(name=f"agent:{host}"), "silent", host)
+
+    @precondition(lambda self: self.connected)
+    @rule(data=st.data())
+    def a_group_commits(self, data: st.DataObject) -> None:
+        self._commits(data.draw(st.sampled_from(sorted(self.connected))))
+
+    def _commits(self, host: str) -> None:
+        attempt = self.connected.get(host, (None,))[0]
         for cluster in self.clusters[host]:
-            if cluster.attempt == self.connected[host][0]:
+            if cluster.attempt == attempt:
                 for replica, generation in cluster.groups.items():
                     whose = {"replica": replica, "generation": generation}
                     self.tell(model.GenerationStarted(**whose), "")
