@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import structlog
 
@@ -225,7 +225,7 @@ class Host:
         if record.asked_ms is not None and record.choice is not None:  # another process of us was here
             turn = Turn(choice=record.choice, infra=record.infra)
         else:
-            turn = self._await(lambda: shared.candidates.next(self.name, order.attempt, time.monotonic()))
+            turn = self._turn(order)
         while isinstance(turn, Turn):
             choice = turn.choice
             failure = self._launch_in(order, turn)
@@ -236,10 +236,16 @@ class Host:
                     self.name, choice, failure.kind, plain(str(failure)), time.monotonic()
                 )
                 shared.wake_waiting()
-            turn = over or self._await(
-                lambda: shared.candidates.next(self.name, order.attempt, time.monotonic())
-            )
+            turn = over or self._turn(order)
         self._give_up(order, turn)
+
+    def _turn(self, order: HostOrder) -> Turn | Exhausted:
+        """What to try next; waits for what another host finds out."""
+
+        def ask() -> Turn | Exhausted | None:
+            return self._shared.candidates.next(self.name, order.attempt, time.monotonic())
+
+        return cast("Turn | Exhausted", self._await(ask))
 
     def _launch_in(self, order: HostOrder, turn: Turn) -> ProvisionError | None:
         """Launch in one choice; None: it is up."""

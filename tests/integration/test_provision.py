@@ -301,8 +301,9 @@ def test_launches_are_bounded_and_first_come_is_first_served(bench: Bench) -> No
     hosts = [f"demo-h{number}" for number in range(30)]
     provider = FakeProvider()
     provider.go.clear()
-    with bench.provisioner(provider, plan("slurm/loop", hosts=hosts), limits={"launches": 4}):
+    with bench.provisioner(provider, plan("slurm/loop", hosts=hosts), limits={"launches": 4}) as running:
         bench.controller.want_all(hosts)
+        eventually(lambda: len(running._shared.queue) == 26, what="all others wait")
         eventually(lambda: len(provider.launches) == 4)
         provider.go.set()
         for host in hosts:

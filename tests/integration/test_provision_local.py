@@ -80,7 +80,7 @@ def leader(bench: Bench, host: str, attempt: int = 1) -> int:
 
     def is_ready() -> bool:
         log = folder / "host.log"
-        return log.exists() and "ready" in log.read_text()
+        return log.exists() and "ready" in log.read_text() and (folder / "process.json").exists()
 
     eventually(is_ready, what=f"{host} runs", comes_always=True)
     return int(json.loads((folder / "process.json").read_text())["pid"])
