@@ -56,11 +56,13 @@ class Host:
             self._thread.start()
 
     def ended(self, attempt: int, reason: str) -> None:
-        """It was up, and is not any more. Of any other attempt, or said again, it is no news."""
+        """It was up, and is not any more. Of any other attempt than is wanted, or said again, it is no news."""
         with self._shared.lock:
             record = self._shared.requests.get(self.name)
             if record is None or record.phase is not Phase.UP or attempt not in (0, record.attempt):
                 return
+            if self._order is not None and self._order.key != (record.attempt, "up"):
+                return  # we are about to end it ourselves, or have done so
             self._shared.gone(self.name)
             self._ended = self._shared.keep(replace(record, phase=Phase.ENDED, reason=reason))
             self._news.notify_all()

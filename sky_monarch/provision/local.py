@@ -96,6 +96,9 @@ class LocalProvider:
         for life in self._lives("*"):
             if life.tree.leader is not None and life.tree.leader.alive:
                 self._watch(life)
+            elif life.tree.leader is not None:
+                reason = "its agent ended while no provisioner looked"
+                self._ended.append(Notice(cluster=life.cluster, attempt=life.attempt, reason=reason))
 
     def launch(
         self, order: HostOrder, choice: Mapping[str, Any], turn: Turn, *, stop: threading.Event

@@ -54,6 +54,7 @@ class Provisioner:
             closing=self.closing,
         )
         self._hosts: dict[str, Host] = {}
+        self._early: dict[str, tuple[int, str]] = {}
         watch = Watch(provider, settings.limits, self._up, self._ended)
         self._watching = threading.Thread(target=self._watch, args=(watch,), name="watch", daemon=True)
 
@@ -119,7 +120,11 @@ class Provisioner:
         host = self._hosts.get(order.host)
         if host is None:
             host = Host(order.host, self._shared)
-            self._hosts = {**self._hosts, order.host: host}  # the watch looks at it from its own thread
+            with self._shared.lock:
+                self._hosts = {**self._hosts, order.host: host}  # the watch looks at it from its own thread
+                early = self._early.pop(order.host, None)
+            if early is not None:
+                host.ended(*early)
         host.want(order)
 
     def _up(self) -> dict[str, int]:
@@ -132,8 +137,12 @@ class Provisioner:
         return found
 
     def _ended(self, cluster: str, attempt: int, reason: str) -> None:
-        if host := self._hosts.get(cluster):
-            host.ended(attempt, reason)
+        with self._shared.lock:
+            host = self._hosts.get(cluster)
+            if host is None:  # nobody has said yet that it is wanted
+                self._early[cluster] = (attempt, reason)
+                return
+        host.ended(attempt, reason)
 
     def _watch(self, watch: Watch) -> None:
         try:

@@ -129,6 +129,9 @@ def test_down_ends_the_whole_tree_and_nothing_of_another_host(bench: Bench, plac
     assert is_alive(pids[1])
     assert bench.controller.states("demo-h1") == ["launching", "launched"]
     tell_down(bench, "demo-h1")
+    assert bench.controller.states("demo-h0") == ["launching", "launched", "down"], (
+        "that it has ended is no news"
+    )
 
 
 def test_a_host_that_is_killed_in_its_setup_counts_as_lost_and_comes_back_alone(
@@ -167,7 +170,8 @@ def test_hosts_outlive_the_provisioner_and_the_next_one_goes_on_with_them(bench:
 
     bench.start_process(choices)
     bench.controller.reported("demo-h0", "launched")
-    bench.controller.reported("demo-h1", "ended")
+    ended = bench.controller.reported("demo-h1", "ended")
+    assert ended["reason"] == "its agent ended while no provisioner looked", "it need not ask twice"
     assert leader(bench, "demo-h0") == pids[0]
     assert list(with_variable("SKYPILOT_TASK_ID", mark("demo-h0", 1)).keys()).count(pids[0]) == 1
     os.kill(pids[0], signal.SIGKILL)  # no child of the one that watches it
