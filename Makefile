@@ -105,6 +105,6 @@ $(VENV)/.docs: $(VENV)/.base pyproject.toml
 $(SKY_VENV)/.made: $(VENV)/.train $(VENV)/.base pyproject.toml constraints.txt
 	@test -x $(SKY_VENV)/bin/python || $(BIN)/python -m venv $(SKY_VENV)
 	$(BIN)/uv pip install --quiet --python $(SKY_VENV)/bin/python --constraint constraints.txt \
-		--requirements pyproject.toml --extra sky 'skypilot[slurm]' pip setuptools wheel pytest pytest-timeout
+		--requirements pyproject.toml --extra sky 'skypilot[kubernetes,slurm]' pip setuptools wheel pytest pytest-timeout
 	@echo '$(CURDIR)' > "$$($(SKY_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/this-tree.pth"
 	@touch $@

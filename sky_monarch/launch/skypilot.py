@@ -13,9 +13,10 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from sky_monarch.errors import LaunchError
 
@@ -38,6 +39,7 @@ __all__ = [
     "tail_logs",
 ]
 
+T = TypeVar("T")
 _AWAY = frozenset(
     {
         "ApiServerConnectionError",
@@ -50,6 +52,11 @@ _AWAY = frozenset(
 _FORGOTTEN = "RequestNotFound"
 _ENDED = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
 _LAUNCH = "sky.launch"
+#: Of one call: the SDK waits without end for a server that has accepted a connection and is silent.
+_CALL_S = 60.0
+#: Of a call that may send the working folder to an API server elsewhere.
+_UPLOAD_S = 1800.0
+_START_S = 180.0
 _START_HINT = "`sky api start` starts one here; SKYPILOT_API_SERVER_ENDPOINT names another one"
 
 
@@ -158,29 +165,60 @@ def look_up(task: Mapping[str, Any]) -> Verdict:
 
 # --- requests to the API server ------------------------------------------------------------------------
 
+_importing = threading.Lock()
+
+
+def _within(limit_s: float, work: Callable[[Any], T]) -> T:
+    """Call SkyPilot, with its module; whatever is raised becomes one kind of error, with the names of what it was.
+
+    Raises:
+        SkyPilotError: What was raised, or nothing came within ``limit_s``.
+    """
+    done: list[T] = []
+    failed: list[SkyPilotError] = []
+
+    def call() -> None:
+        try:
+            with (
+                _importing
+            ):  # its modules import each other in circles, which two threads at a time do not survive
+                import sky
+        except ImportError as error:
+            failed.append(
+                SkyPilotError(
+                    f"SkyPilot cannot be imported: {error}",
+                    classes=("SkyPilotMissing",),
+                    hint="pip install 'sky-monarch[sky]'",
+                )
+            )
+            return
+        try:
+            done.append(work(sky))
+        except SkyPilotError as error:
+            failed.append(error)
+        except Exception as error:  # noqa: BLE001  (what its server or a cloud raised, of any class)
+            failed.append(_translated(error))
+
+    caller = threading.Thread(target=call, name="sky", daemon=True)
+    caller.start()
+    caller.join(limit_s)
+    if failed:
+        raise failed[0]
+    if not done:
+        raise SkyPilotError(f"SkyPilot's API server said nothing for {limit_s:.0f} s", classes=("Timeout",))
+    return done[0]
+
 
 def _translated(error: BaseException) -> SkyPilotError:
     classes = [one.__name__ for one in type(error).__mro__ if one not in (BaseException, object)]
+    status_code = getattr(getattr(error, "response", None), "status_code", None)
+    if status_code in (401, 403):
+        classes.insert(0, "ApiServerAuthenticationError")
+    elif isinstance(status_code, int) and status_code >= 500:
+        classes.insert(0, "ServerTemporarilyUnavailableError")  # its proxy, say
     history = getattr(error, "failover_history", None) or getattr(error, "reasons", None) or ()
     causes = [_translated(cause) for cause in history if isinstance(cause, BaseException)]
     return SkyPilotError(str(error) or type(error).__name__, classes=classes, causes=causes)
-
-
-@contextlib.contextmanager
-def _translating() -> Iterator[None]:
-    """Whatever is raised in here becomes one kind of error, with the names of what it was."""
-    try:
-        yield
-    except SkyPilotError:
-        raise
-    except ImportError as error:
-        raise SkyPilotError(
-            f"SkyPilot is not installed, or not all of it: {error}",
-            classes=("ImportError",),
-            hint="pip install 'sky-monarch[sky]'",
-        ) from error
-    except Exception as error:  # what its server raised, of any class
-        raise _translated(error) from error
 
 
 def _need_server() -> None:
@@ -200,33 +238,35 @@ def _need_server() -> None:
     if found.status == common.ApiServerStatus.VERSION_MISMATCH:
         raise SkyPilotError(
             f"SkyPilot's API server at {url} is of another version: {found.error}",
-            classes=("NotSupportedError",),
+            classes=("APIVersionMismatchError",),
         )
     raise SkyPilotError(
-        f"SkyPilot's API server at {url} does not answer ({found.status.value})",
+        f"SkyPilot's API server at {url} does not answer",
         classes=("ApiServerConnectionError",),
         hint=_START_HINT,
     )
 
 
 def ensure_server() -> None:
-    """Start SkyPilot's API server on this machine, unless there is one or another one is configured.
+    """Start SkyPilot's API server on this machine, unless there is one, or one elsewhere is configured.
 
     It outlives whoever calls this, so it is for commands: what a run's own processes start ends with the run.
 
     Raises:
         SkyPilotError: There is none, and it cannot be started.
     """
-    with _translating():
-        import sky
 
+    def ensure(sky: Any) -> None:
         try:
             _need_server()
         except SkyPilotError as error:
             if not error.is_away:
                 raise
-            sky.api_start()
+            with contextlib.redirect_stdout(io.StringIO()):
+                sky.api_start()
             _need_server()
+
+    _within(_START_S, ensure)
 
 
 def launch(task: Mapping[str, Any], cluster: str) -> str:
@@ -238,35 +278,36 @@ def launch(task: Mapping[str, Any], cluster: str) -> str:
     Raises:
         SkyPilotError: The server does not answer, or does not take the task.
     """
-    with _translating():
-        import sky
 
+    def ask(sky: Any) -> str:
         _need_server()
         try:
-            read = sky.Task.from_yaml_config(dict(task))
-        except ValueError as error:
+            return str(sky.launch(sky.Task.from_yaml_config(dict(task)), cluster_name=cluster))
+        except ValueError as error:  # of the task, before anything was asked for
             raise SkyPilotError(
-                f"SkyPilot does not take the task {task.get('name')}: {error}",
-                classes=("InvalidSkyPilotConfigError",),
+                f"SkyPilot does not take the task {cluster}: {error}", classes=("InvalidSkyPilotConfigError",)
             ) from error
-        return str(sky.launch(read, cluster_name=cluster))
+
+    return _within(_UPLOAD_S, ask)
 
 
 def find_launch(cluster: str, since_ms: int) -> str | None:
     """The newest request for a launch of a cluster since then (Unix time); None where there is none."""
-    with _translating():
-        import sky
 
+    def ask(sky: Any) -> str | None:
         _need_server()
+        columns = ["request_id", "name", "cluster_name", "created_at", "status"]
         found = [
             request
-            for request in sky.api_status(all_status=True)
+            for request in sky.api_status(all_status=True, cluster_name=cluster, fields=columns)
             if request.name == _LAUNCH
             and request.cluster_name == cluster
             and request.created_at * 1000 >= since_ms
         ]
         newest = max(found, key=lambda request: request.created_at, default=None)
         return None if newest is None else str(newest.request_id)
+
+    return _within(_CALL_S, ask)
 
 
 def is_done(request_id: str) -> bool:
@@ -275,29 +316,31 @@ def is_done(request_id: str) -> bool:
     Raises:
         SkyPilotError: The server does not answer, or does not know it.
     """
-    with _translating():
-        import sky
 
-        found = sky.api_status([request_id])
+    def ask(sky: Any) -> bool:
+        columns = ["request_id", "status"]
+        found = sky.api_status([request_id], fields=columns)
+        if not found:  # also of a server on this machine that does not run
+            _need_server()
+            found = sky.api_status([request_id], fields=columns)
         if not found:
             raise SkyPilotError(f"SkyPilot knows no request {request_id}", classes=(_FORGOTTEN,))
         return found[0].status in _ENDED
 
+    return _within(_CALL_S, ask)
+
 
 def result(request_id: str) -> Any:
-    """What came of a request; waits for it.
+    """What came of a request that has ended.
 
     Raises:
         SkyPilotError: What it ended with.
     """
-    with _translating():
-        import sky
-
-        return sky.get(request_id)
+    return _within(_CALL_S, lambda sky: sky.get(request_id))
 
 
 def launched(request_id: str) -> Cluster:
-    """What came of a launch.
+    """What came of a launch that has ended.
 
     Raises:
         SkyPilotError: What it ended with.
@@ -308,19 +351,17 @@ def launched(request_id: str) -> Cluster:
 
 def cancel(request_id: str) -> None:
     """Have a request end; does not wait for that."""
-    with _translating():
-        import sky
-
-        sky.api_cancel([request_id], silent=True)
+    _within(_CALL_S, lambda sky: sky.api_cancel([request_id], silent=True))
 
 
 def down(cluster: str) -> str:
     """Ask for the end of a cluster; returns the id of the request."""
-    with _translating():
-        import sky
 
+    def ask(sky: Any) -> str:
         _need_server()
         return str(sky.down(cluster))
+
+    return _within(_CALL_S, ask)
 
 
 def status(names: Sequence[str], *, refresh: bool) -> str:
@@ -330,39 +371,39 @@ def status(names: Sequence[str], *, refresh: bool) -> str:
         names: Which.
         refresh: Have the clouds asked, too; else what SkyPilot has noted.
     """
-    with _translating():
-        import sky
+
+    def ask(sky: Any) -> str:
         from sky.utils import common
 
         _need_server()
         mode = common.StatusRefreshMode.FORCE if refresh else common.StatusRefreshMode.NONE
         return str(sky.status(list(names), refresh=mode))
 
+    return _within(_CALL_S, ask)
+
 
 def clusters(request_id: str) -> list[Cluster]:
     """What :func:`status` asked for: those that there are."""
-    return [
-        _cluster(str(one["name"]), str(one["status"].value), one.get("handle")) for one in result(request_id)
-    ]
+    return [_cluster(str(one.name), str(one.status.value), one.handle) for one in result(request_id)]
 
 
 def tail_logs(cluster: str, *, lines: int) -> str:
     """The end of what the newest job of a cluster printed."""
-    with _translating():
-        import sky
 
+    def ask(sky: Any) -> str:
         _need_server()
         text = io.StringIO()
         sky.tail_logs(cluster, None, False, tail=lines, output_stream=text)
         return text.getvalue()
 
+    return _within(_CALL_S, ask)
+
 
 def _cluster(name: str, state: str, handle: Any) -> Cluster:
     resources = getattr(handle, "launched_resources", None)
-    place = infra = price = None
+    infra = price = None
     if resources is not None:
         infra = resources.infra.to_str()
-        place = infra
         with contextlib.suppress(Exception):  # no catalog on this machine, or none that knows it
             price = round(float(resources.get_cost(3600)) * int(handle.launched_nodes), 4)
-    return Cluster(name=name, status=state, place=place, infra=infra, usd_per_hour=price)
+    return Cluster(name=name, status=state, place=infra, infra=infra, usd_per_hour=price)

@@ -6,12 +6,13 @@ launched in that choice (and in the very zone of the first, where the plan says 
 often that fails, and no good host is given up for another choice. Where all hosts are lost, the next scout begins
 with the choice that they were in.
 
-A round of choices that all failed is over for every attempt that has taken part in it: the same reasons for all,
-and what is launched next is up to the controller.
+A round of choices that all failed is over for every attempt that has taken part in it, or begins within a moment of
+it: the same reasons for all. When another one is due is up to the controller.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -64,9 +65,11 @@ class Candidates:
     Args:
         count: How many there are, at least one.
         follow: Of each choice, whether hosts follow the first one to its zone.
+        hold_s: How long the end of a round counts for attempts that begin after it: what nobody had a moment ago,
+            nobody has now.
     """
 
-    def __init__(self, count: int, *, follow: Sequence[bool] = ()) -> None:
+    def __init__(self, count: int, *, follow: Sequence[bool] = (), hold_s: float = 0.0) -> None:
         if count < 1:
             raise ValueError("a plan has at least one choice")
         self._count = count
@@ -79,6 +82,8 @@ class Candidates:
         self._joined: dict[str, tuple[int, int]] = {}  # attempt and round of each host that asks
         self._refused: dict[int, Reason] = {}
         self._verdict: Exhausted | None = None
+        self._hold_s = hold_s
+        self._over_s = -math.inf
 
     @property
     def settled(self) -> int | None:
@@ -95,18 +100,23 @@ class Candidates:
         """The host that finds out; None while none does."""
         return self._scout
 
-    def next(self, host: str, attempt: int) -> Turn | Exhausted | None:
+    def join(self, host: str, attempt: int, now_s: float = 0.0) -> None:
+        """An attempt begins: it takes part in the round that is under way."""
+        known = self._joined.get(host)
+        if known is None or known[0] != attempt:
+            late = now_s - self._over_s < self._hold_s
+            self._joined[host] = (attempt, self._round.number - late)
+
+    def next(self, host: str, attempt: int, now_s: float = 0.0) -> Turn | Exhausted | None:
         """What this attempt of a host tries now; None: it waits for what the scout finds."""
         if (choice := self.settled) is not None:
             return Turn(choice=choice, infra=self._infra if self._follow[choice] else None)
-        known = self._joined.get(host)
-        if known is None or known[0] != attempt:
-            self._joined[host] = known = (attempt, self._round.number)
-        if known[1] < self._round.number:
+        self.join(host, attempt, now_s)
+        if self._joined[host][1] < self._round.number:
             return self._verdict
         left = self._left()
         if not left:
-            return self._over()
+            return self._over(now_s)
         if len(left) == 1 and not self._round.tried and not self._follow[left[0]]:
             return Turn(choice=left[0])  # nothing to find out: all at once
         if self._scout not in (None, host):
@@ -122,7 +132,7 @@ class Candidates:
         self._scout = None
         self._round = _Round(self._round.number)
 
-    def failed(self, host: str, choice: int, kind: Kind, text: str) -> Exhausted | None:
+    def failed(self, host: str, choice: int, kind: Kind, text: str, now_s: float = 0.0) -> Exhausted | None:
         """A host did not come up in a choice; None: it asks for the next one."""
         reason = Reason(choice=choice, kind=kind, text=text)
         if self.settled is not None:
@@ -133,10 +143,10 @@ class Candidates:
         if self._scout != host:  # launched beside others in the only choice: its own failure, nobody else's
             if kind is not Kind.REFUSED or self._left():
                 return Exhausted(kind=kind, reasons=(reason,))
-            return self._over()
+            return self._over(now_s)
         self._round.tried.append(reason)
         if kind is Kind.CREDENTIALS or not self._left():
-            return self._over()
+            return self._over(now_s)
         return None
 
     def gone(self, host: str) -> None:
@@ -159,13 +169,14 @@ class Candidates:
         tried = {reason.choice for reason in self._round.tried}
         return [choice for choice in self._order() if choice not in tried and choice not in self._refused]
 
-    def _over(self) -> Exhausted:
+    def _over(self, now_s: float) -> Exhausted:
         """End the round: whoever was in it has the same verdict."""
         tried = {reason.choice: reason for reason in (*self._refused.values(), *self._round.tried)}
         reasons = tuple(tried[choice] for choice in sorted(tried))
         self._verdict = Exhausted(kind=worst(reason.kind for reason in reasons), reasons=reasons)
         self._round = _Round(self._round.number + 1)
         self._scout = None
+        self._over_s = now_s
         return self._verdict
 
     def to_json(self) -> dict[str, Any]:

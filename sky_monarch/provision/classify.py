@@ -29,15 +29,19 @@ _BY_CLASS = {
         "PermissionDeniedError",
     },
     Kind.REFUSED: {
-        "ImportError",
+        "APINotSupportedError",
+        "APIVersionMismatchError",
         "InvalidCloudConfigs",
         "InvalidClusterNameError",
         "InvalidSkyPilotConfigError",
         "KubernetesValidationError",
         "NotSupportedError",
+        "ProvisionUnsupportedError",
         "ResourcesMismatchError",
+        "SkyPilotMissing",
         "StorageSpecError",
         "UserRequestRejectedByPolicy",
+        "WorkspaceAmbiguousError",
     },
     # Before their texts, which quote commands and whatever those printed.
     Kind.ERROR: {
@@ -45,10 +49,12 @@ _BY_CLASS = {
         "ClusterSetUpError",
         "CommandError",
         "ExecutionRetryableError",
+        "KubeAPIUnreachableError",
         "NetworkError",
         "RequestCancelled",
         "RequestInterruptedError",
         "ServerTemporarilyUnavailableError",
+        "Timeout",
     },
 }
 

@@ -225,16 +225,20 @@ class Host:
         if record.asked_ms is not None and record.choice is not None:  # another process of us was here
             turn = Turn(choice=record.choice, infra=record.infra)
         else:
-            turn = self._await(lambda: shared.candidates.next(self.name, order.attempt))
+            turn = self._await(lambda: shared.candidates.next(self.name, order.attempt, time.monotonic()))
         while isinstance(turn, Turn):
             choice = turn.choice
             failure = self._launch_in(order, turn)
             if failure is None:
                 return
             with shared.lock:
-                over = shared.candidates.failed(self.name, choice, failure.kind, plain(str(failure)))
+                over = shared.candidates.failed(
+                    self.name, choice, failure.kind, plain(str(failure)), time.monotonic()
+                )
                 shared.wake_waiting()
-            turn = over or self._await(lambda: shared.candidates.next(self.name, order.attempt))
+            turn = over or self._await(
+                lambda: shared.candidates.next(self.name, order.attempt, time.monotonic())
+            )
         self._give_up(order, turn)
 
     def _launch_in(self, order: HostOrder, turn: Turn) -> ProvisionError | None:

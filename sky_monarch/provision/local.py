@@ -10,7 +10,9 @@ import contextlib
 import errno
 import json
 import os
+import re
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -45,6 +47,8 @@ _GRACE_S = 10.0
 _STATE = "process.json"
 _LOG = "host.log"
 _TAIL_BYTES = 16_384
+_CHATTER = re.compile(r"\S+Z +(INFO|DEBUG|TRACE) ")  # of a host that was well
+_SIGNALLED = 128
 #: What the machine has too little of, for now.
 _SHORT = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC}
 
@@ -189,15 +193,11 @@ class LocalProvider:
             self._poll.unregister(descriptor)
             code = _reap(descriptor)
             os.close(descriptor)
-            said = self.logs(life.cluster, lines=3)
-            reason = "its agent ended" + (f" with code {code}" if code is not None else "")
-            self._ended.append(
-                Notice(
-                    cluster=life.cluster,
-                    attempt=life.attempt,
-                    reason=f"{reason}: {said}" if said else reason,
-                )
+            said = " ".join(
+                line for line in self.logs(life.cluster, lines=3).splitlines() if not _CHATTER.match(line)
             )
+            reason = f"its agent {_end_of(code)}" + (f": {said}" if said else "")
+            self._ended.append(Notice(cluster=life.cluster, attempt=life.attempt, reason=reason))
         ended, self._ended = self._ended, []
         return ended
 
@@ -261,6 +261,15 @@ def _tidy(folder: Path) -> None:
             (folder / name).unlink()
 
 
+def _end_of(code: int | None) -> str:
+    if code is None:
+        return "ended"
+    if code > _SIGNALLED:
+        with contextlib.suppress(ValueError):
+            return f"was killed by {signal.Signals(code - _SIGNALLED).name}"
+    return f"ended with code {code}"
+
+
 def _reap(descriptor: int) -> int | None:
     """The exit code of a child that has ended, as a shell has it; None of one that another process started."""
     try:
@@ -269,7 +278,7 @@ def _reap(descriptor: int) -> int | None:
         return None
     if ended is None:
         return None
-    return ended.si_status if ended.si_code == os.CLD_EXITED else 128 + ended.si_status
+    return ended.si_status if ended.si_code == os.CLD_EXITED else _SIGNALLED + ended.si_status
 
 
 def _pids(processes: Sequence[Process]) -> str:

@@ -87,6 +87,10 @@ class Provisioner:
                 continue
             backoff.reset()
             version = wanted.version
+            with self._shared.lock:  # whoever is wanted in one answer takes part in one round
+                for order in wanted.orders:
+                    if order.want == "up":
+                        self._shared.candidates.join(order.host, order.attempt, time.monotonic())
             for order in wanted.orders:
                 self._want(order)
             # Of another process of us, and not wanted any more: nobody would hear what it finds.
@@ -148,7 +152,7 @@ def _candidates(settings: Settings, requests: Requests) -> Candidates:
         and not names_one_zone(str(choice.get("infra") or "local"))
         for choice in settings.choices
     ]
-    candidates = Candidates(len(settings.choices), follow=follow)
+    candidates = Candidates(len(settings.choices), follow=follow, hold_s=settings.limits.hold_s)
     if requests.candidates:
         candidates.restore(requests.candidates)
     for host in candidates.hosts_up:

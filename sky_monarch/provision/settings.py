@@ -23,6 +23,7 @@ class Limits:
         launches: Launches under way at a time. An API server of SkyPilot runs a few of them, and queues the rest.
         launch_s: Longest launch of one host.
         retries: Attempts at a launch that fails by an error on the way, before that counts.
+        hold_s: How long it counts for other hosts, too, that all choices have failed.
         backoff_s: First delay between two attempts, doubled each time.
         backoff_max_s: Longest.
         status_s: Between two questions for the status of hosts that are up.
@@ -36,6 +37,7 @@ class Limits:
     launches: int = 8
     launch_s: float = 3600.0
     retries: int = 3
+    hold_s: float = 10.0
     backoff_s: float = 2.0
     backoff_max_s: float = 60.0
     status_s: float = 20.0

@@ -89,8 +89,8 @@ class Client(Workbench):
         return path
 
     def up(self, job: Path, *arguments: str, timeout_s: float = 120) -> str:
-        """``up --yes --detach``; returns the run's name."""
-        return super().up(job, "--yes", *arguments, timeout_s=timeout_s)
+        """``up --yes --detach`` with the head on loopback, as the nodes are; returns the run's name."""
+        return super().up(job, "--yes", "--head-address", "127.0.0.1", *arguments, timeout_s=timeout_s)
 
     def stream(self, into: Path, *arguments: str) -> subprocess.Popen[str]:
         """Start ``sky-monarch``, its output going to a file."""

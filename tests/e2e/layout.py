@@ -58,6 +58,11 @@ class Layout:
         return self.root / "home"
 
     @property
+    def cache(self) -> Path:
+        """What uv has fetched, for all machines."""
+        return self.root / "uv-cache"
+
+    @property
     def bin(self) -> Path:
         """What comes first in the PATH of every machine."""
         return self.root / "bin"
@@ -78,8 +83,11 @@ class Layout:
             temporary = self.root / "machines" / name / "tmp"
             temporary.mkdir(parents=True)
             temporary.chmod(0o1777)
-        self.home.mkdir()
-        os.chown(self.home, self.uid, self.uid)
+            # Where SkyPilot keeps what uv has fetched for a node: the nodes of a site share it here.
+            (temporary / f"uv_cache_{self.uid}").symlink_to(self.cache)
+        for folder in (self.home, self.cache):
+            folder.mkdir()
+            os.chown(folder, self.uid, self.uid)
         self.python.lay_out(self.root / "site-packages")
         self._write_etc()
         self._write_bin()

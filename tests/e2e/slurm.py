@@ -12,19 +12,20 @@ import shutil
 import socket
 import stat
 import subprocess
-import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.e2e.layout import USER, Layout, make_layout
 from tests.e2e.machine import Machine
+from tests.e2e.scratch import make_scratch, remove_scratch
 from tests.support.waiting import eventually
 
 CLUSTER = "loop"
 TRAIN, URGENT = "train", "urgent"
 GRACE_S = 15
 GPU = "mi300x"
+SKY = "0.14.1"
 NEEDED = {
     "slurmctld": "slurm-wlm",
     "slurmd": "slurm-wlm",
@@ -168,8 +169,7 @@ class Slurm:
 
     def __init__(self, nodes: int = 4, gpus: int = 1) -> None:
         check_this_machine()
-        # Not below /tmp: each machine has one of its own there.
-        self.root = Path(tempfile.mkdtemp(prefix="sm-e2e-", dir="/var/tmp"))
+        self.root = make_scratch()
         self.nodes = tuple(f"n{number}" for number in range(1, nodes + 1))
         self.ssh_port = free_port()
         self._gpus = gpus
@@ -194,7 +194,7 @@ class Slurm:
             self._layout = make_layout(self.root, ("ctl", "login", *self.nodes))
             self._write_slurm()
             self._write_ssh()
-            self._start("ctl", _CONTROL.format(root=self.root))
+            self._start("ctl", _CONTROL.format(root=self.root, user=USER, cache=self.layout.cache, sky=SKY))
             self._start("login", _LOGIN.format(root=self.root))
             for node in self.nodes:
                 self.start_node(node, wait=False)
@@ -207,7 +207,7 @@ class Slurm:
         """End everything and remove it; once more is no mistake."""
         for machine in self._machines.values():
             machine.kill()
-        shutil.rmtree(self.root, ignore_errors=True)
+        remove_scratch(self.root)
 
     # Nodes
 
@@ -333,8 +333,6 @@ class Slurm:
             "PATH": self.layout.path,
             "SLURM_CONF": str(self.root / "slurm.conf"),
             "SKYPILOT_DISABLE_USAGE_COLLECTION": "1",
-            # Hard links do not cross from the home to a machine's own /tmp, and copies are gigabytes.
-            "UV_LINK_MODE": "symlink",
             **{name: os.environ[name] for name in _PASSED_ON if os.environ.get(name)},
         }
         said = " ".join(f"{name}={value}" for name, value in variables.items())
@@ -352,6 +350,11 @@ munged --foreground --force --key-file={root}/munge/key --socket={root}/munge/so
   --pid-file={root}/munge/pid --seed-file={root}/munge/seed &
 for _ in $(seq 100); do [ -S {root}/munge/socket ] && break; sleep 0.05; done
 slurmctld -D -i &
+# What SkyPilot installs on each node, fetched once for all of them, while its API server begins.
+setpriv --reuid {user} --regid {user} --clear-groups env HOME={root}/home UV_CACHE_DIR={cache} sh -c '
+  uv venv -q /tmp/warm
+  uv pip install -q --link-mode symlink --python /tmp/warm/bin/python "skypilot[slurm,remote]=={sky}" "setuptools<70"
+' || echo "the cache of uv stays cold"
 wait -n
 """
 _LOGIN = """

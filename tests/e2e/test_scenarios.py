@@ -47,7 +47,9 @@ def test_three_groups_train_on_three_nodes_and_down_leaves_nothing(site: Site, c
     name, said = "train", client.folder / "up.ndjson"
     job = client.training_job(name)
     client.names.append(name)
-    with ended_at_exit(client.stream(said, "up", str(job), "--yes", "--json")) as up:
+    with ended_at_exit(
+        client.stream(said, "up", str(job), "--yes", "--head-address", "127.0.0.1", "--json")
+    ) as up:
         client.wait_for_all(name, step=60)
 
         jobs = client.host_jobs(name)

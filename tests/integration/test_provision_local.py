@@ -77,7 +77,12 @@ def places(tmp_path: Path) -> Path:
 def leader(bench: Bench, host: str, attempt: int = 1) -> int:
     """The pid of a host, once it is ready."""
     folder = bench.folder / "hosts" / f"{host}-a{attempt}"
-    eventually(lambda: "ready" in (folder / "host.log").read_text(), what=f"{host} runs", comes_always=True)
+
+    def is_ready() -> bool:
+        log = folder / "host.log"
+        return log.exists() and "ready" in log.read_text()
+
+    eventually(is_ready, what=f"{host} runs", comes_always=True)
     return int(json.loads((folder / "process.json").read_text())["pid"])
 
 
@@ -136,7 +141,7 @@ def test_a_host_that_is_killed_in_its_setup_counts_as_lost_and_comes_back_alone(
 
     report = bench.controller.reported("demo-h0", "ended")
     assert report["kind"] is None, "no failed launch, and no failed setup"
-    assert "its agent ended with code 137: ready" in report["reason"]
+    assert "its agent was killed by SIGKILL: ready" in report["reason"]
     bench.controller.want("demo-h0", attempt=2)
     bench.controller.reported("demo-h0", "launched", attempt=2)
     second = leader(bench, "demo-h0", 2)

@@ -64,9 +64,7 @@ def test_a_provisioner_that_is_ended_while_it_waits_goes_on_waiting_for_the_same
     bench.sky.hold.set()
     with bench.sky_provisioner():
         bench.controller.want("demo-h0")
-        eventually(
-            lambda: bench.requests()["hosts"]["demo-h0"]["request_id"] == "request-1", comes_always=True
-        )
+        eventually(lambda: bench.record("demo-h0").get("request_id") == "request-1", comes_always=True)
     assert not bench.sky.requests["request-1"].done, "it was left alone"
 
     with bench.sky_provisioner():
@@ -81,7 +79,7 @@ def test_one_that_was_killed_between_asking_and_writing_finds_its_request(bench:
     bench.sky.hold.set()
     with bench.sky_provisioner():
         bench.controller.want("demo-h0")
-        eventually(lambda: bench.requests()["hosts"]["demo-h0"]["request_id"], comes_always=True)
+        eventually(lambda: bench.record("demo-h0").get("request_id"), comes_always=True)
     written = bench.requests()
     written["hosts"]["demo-h0"]["request_id"] = None
     (bench.folder / "requests.json").write_text(json.dumps(written))
@@ -110,7 +108,7 @@ def test_a_server_that_is_away_is_waited_for_and_never_asked_twice(bench: SkyBen
     bench.sky.hold.set()
     with bench.sky_provisioner(server_s=0.05, limits={"retries": 50}):
         bench.controller.want("demo-h0")
-        eventually(lambda: bench.requests()["hosts"]["demo-h0"]["request_id"], comes_always=True)
+        eventually(lambda: bench.record("demo-h0").get("request_id"), comes_always=True)
         bench.sky.away.set()
         eventually(lambda: bench.sky.unanswered >= 20, what="it is asked, for longer than it may be away")
         bench.sky.away.clear()
@@ -129,7 +127,7 @@ def test_a_server_that_has_forgotten_a_request_is_asked_anew_once_nothing_of_it_
     bench.sky.hold.set()
     with bench.sky_provisioner():
         bench.controller.want("demo-h0")
-        eventually(lambda: bench.requests()["hosts"]["demo-h0"]["request_id"], comes_always=True)
+        eventually(lambda: bench.record("demo-h0").get("request_id"), comes_always=True)
         bench.sky.up["demo-h0"] = 1  # it was nearly there
         bench.sky.hold.clear()
         bench.sky.requests = {

@@ -62,8 +62,9 @@ class HostsController:
             server.server_close()
             self.api.unlink(missing_ok=True)
             with self._news:
-                for connection in self._open:
-                    connection.shutdown(2)
+                for connection in list(self._open):
+                    with contextlib.suppress(OSError):
+                        connection.shutdown(2)
                 self._news.notify_all()
 
     def forget_versions(self) -> None:

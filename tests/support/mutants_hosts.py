@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.mutant import Mutant, replaced
+from tests.support.mutant import Mutant, left_out, replaced
 
 _UNIT = "tests/unit/"
 _POLICY = f"{_UNIT}test_host_policy.py::"
@@ -17,6 +17,12 @@ _WHOLE = (
 _KILLED = "test_controller_hosts.py::test_a_controller_that_is_killed_after_any_word_on_hosts_goes_on_as_if_it_had_not"
 
 HOSTS = [
+    # Several hosts of a run on one kernel.
+    left_out(
+        "sweep_all_hosts",
+        "test_rehearsal.py::test_a_lost_host_comes_back_alone_and_everybody_else_keeps_their_processes",
+        "keep their processes",
+    ),
     # I6: one outstanding attempt a host, one cluster a slot.
     Mutant(
         _HISTORIES,

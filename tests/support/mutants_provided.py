@@ -19,7 +19,7 @@ PROVIDED = [
     ),
     replaced(
         "provision/candidates.py",
-        "if known[1] < self._round.number:",
+        "if self._joined[host][1] < self._round.number:",
         "if False:",
         f"{PROVISION}test_where_every_choice_fails_the_reasons_of_all_are_told_once_for_the_whole_job",
         "not once for each host",
@@ -174,7 +174,7 @@ PROVIDED = [
         "self._ended(notice.cluster, notice.attempt, notice.reason)",
         "pass",
         f"{LOCAL}test_a_host_that_is_killed_in_its_setup_counts_as_lost_and_comes_back_alone",
-        "its agent ended with code 137",
+        "its agent was killed by SIGKILL",
     ),
     replaced(
         "provision/requests.py",

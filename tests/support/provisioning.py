@@ -21,6 +21,7 @@ from tests.support.hosts_controller import RUN_ID, TOKEN, HostsController
 ROOT = Path(__file__).resolve().parents[2]
 #: Everything that waits in life waits for a moment.
 QUICK: dict[str, Any] = {
+    "hold_s": 0.001,
     "backoff_s": 0.02,
     "backoff_max_s": 0.05,
     "status_s": 0.1,
@@ -110,7 +111,15 @@ class Bench:
 
     def requests(self) -> dict[str, Any]:
         """What the provisioner has written down."""
-        found: dict[str, Any] = json.loads((self.folder / "requests.json").read_text())
+        try:
+            found: dict[str, Any] = json.loads((self.folder / "requests.json").read_text())
+        except FileNotFoundError:
+            return {"hosts": {}}
+        return found
+
+    def record(self, host: str) -> dict[str, Any]:
+        """What it has written down of a host; empty where it has not."""
+        found: dict[str, Any] = self.requests()["hosts"].get(host, {})
         return found
 
     def start_process(self, choices: list[dict[str, Any]], **more: Any) -> subprocess.Popen[bytes]:

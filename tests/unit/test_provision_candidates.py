@@ -77,6 +77,17 @@ def test_a_verdict_is_for_all_who_took_part_and_for_nobody_who_comes_later():
     assert candidates.next("h0", 2) is None
 
 
+def test_what_was_exhausted_a_moment_ago_is_not_tried_again_by_the_next_attempt():
+    candidates = Candidates(1, follow=[True], hold_s=10.0)
+    candidates.next("h0", 1, 100.0)
+    over = candidates.failed("h0", 0, Kind.CAPACITY, "full", 101.0)
+
+    assert over is not None
+    assert candidates.next("h0", 2, 102.0) == candidates.next("h1", 1, 110.9) == over
+    assert candidates.next("h0", 2, 200.0) == over, "it is over for that attempt"
+    assert candidates.next("h0", 3, 111.1) == Turn(choice=0)
+
+
 def test_a_refused_choice_is_never_tried_again():
     candidates = Candidates(2)
     candidates.next("h0", 1)
@@ -115,6 +126,8 @@ def test_in_any_order_of_hosts_each_choice_is_tried_at_most_once_before_one_is_u
     tried: list[int] = []
     up: set[int] = set()
     done: dict[str, object] = {}
+    for number in asks:
+        candidates.join(f"h{number}", 1)
     for number in asks:
         host = f"h{number}"
         if host in done:

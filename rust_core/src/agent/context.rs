@@ -80,10 +80,11 @@ pub struct Context {
 }
 
 impl Context {
-    /// A new mark for the tree of one process, unique in the run. All are of the same length: a forked process writes its
-    /// own over that of the fork server.
+    /// A new mark for the tree of one process, unique in the run, which says whose it is: hosts of a run may share a
+    /// kernel. All of an agent are of the same length: a forked process writes its own over that of the fork server.
     pub fn spawn_id(&self) -> String {
-        format!("{:016x}-{:016x}", self.incarnation, self.spawns.fetch_add(1, Ordering::Relaxed))
+        let number = self.spawns.fetch_add(1, Ordering::Relaxed);
+        format!("{}:{:016x}-{number:016x}", self.host.name(), self.incarnation)
     }
 
     /// Another agent may have this one's place by now: there was one to be had, and nobody says that it was not given.

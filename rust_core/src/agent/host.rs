@@ -15,6 +15,7 @@ const CHECKPOINT: &str = "SKY_MONARCH_CHECKPOINT";
 /// What plans get on this host.
 #[derive(Clone, Debug, Default)]
 pub struct Host {
+    name: String,
     workdir: Option<String>,
     /// The agent's environment, beneath what a plan sets.
     base: BTreeMap<String, String>,
@@ -31,7 +32,13 @@ impl Host {
             BTreeMap::new()
         };
         let staging = config.run_dir.join("checkpoints").to_string_lossy().into_owned();
-        Self { workdir: config.workdir.clone(), base, staging: (config.attempt > 0).then_some(staging) }
+        let staging = (config.attempt > 0).then_some(staging);
+        Self { name: config.host.clone(), workdir: config.workdir.clone(), base, staging }
+    }
+
+    /// Its name, unique in the run.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// Makes a plan's working folder and environment this host's.

@@ -107,8 +107,13 @@ pub enum Family {
     Spawns(HashMap<String, Root>),
     /// Every descendant of the agent that is not one of these children of its.
     AllBut(HashSet<u32>),
-    /// Every process of this run that does not descend from this agent: a dead agent's.
-    Strays(String),
+    /// Every process of this host in this run that does not descend from this agent: a dead agent's.
+    Strays {
+        /// The run.
+        run_id: String,
+        /// Another host of it may be on the same kernel: several of a rehearsal, two allocations of one node.
+        host: String,
+    },
 }
 
 /// A process that the agent started, as the root of a tree.
@@ -167,14 +172,14 @@ fn look_at(table: Vec<Entry>, family: &Family, registry: &Registry) -> Look {
             .filter(|entry| entry.ppid == own && !spared.contains(&entry.pid))
             .map(|e| e.pid)
             .collect(),
-        Family::Strays(run_id) => {
+        Family::Strays { run_id, host } => {
             let ours = descendants(&[own], &children);
             let above = ancestors(own, &table);
             // A stray inside of `execve` is missed by one look; the descendants of a dead agent had time to settle.
             let strays = table.iter().filter(|entry| {
                 !ours.contains(&entry.pid)
                     && !above.contains(&entry.pid)
-                    && variable(entry.pid, SPAWN_ID).is_some()
+                    && variable(entry.pid, SPAWN_ID).is_some_and(|id| is_of(&id, host))
                     && variable(entry.pid, RUN_ID).as_ref() == Some(run_id)
             });
             strays.map(|entry| entry.pid).collect()
@@ -184,6 +189,11 @@ fn look_at(table: Vec<Entry>, family: &Family, registry: &Registry) -> Look {
     all.remove(&own);
     let members = table.into_iter().filter(|entry| all.contains(&entry.pid) && entry.is_alive());
     Look { members: members.map(|entry| (entry.pid, entry)).collect(), unclear }
+}
+
+/// Whether a mark is of an agent of that host.
+fn is_of(spawn_id: &str, host: &str) -> bool {
+    mutant::is_on("sweep_all_hosts") || spawn_id.rsplit_once(':').is_some_and(|(of, _)| of == host)
 }
 
 fn descendants(seeds: &[u32], children: &HashMap<u32, Vec<u32>>) -> HashSet<u32> {

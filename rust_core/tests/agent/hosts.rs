@@ -4,10 +4,9 @@
 use std::time::Duration;
 
 use serde_json::json;
-use sky_monarch_core::ErrorKind;
 use sky_monarch_core::channel::Credentials;
 use sky_monarch_core::lighthouse::ControlClient;
-use sky_monarch_core::protocol::{Cause, Command, Event, Peer, ProbeTarget, Reached, SetupPlan, Slot};
+use sky_monarch_core::protocol::{Command, Event, Peer, ProbeTarget, Reached, SetupPlan, Slot};
 use sky_monarch_core::wire::Address;
 use sky_monarch_core::wire::tls::{Authority, Identity};
 
