@@ -7,6 +7,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from sky_monarch.launch.folder import Phase
 from sky_monarch.launch.process import carrying
 from tests.support.processes import is_alive
@@ -78,6 +80,7 @@ def test_down_ends_hosts_that_are_still_on_their_way(workbench: Workbench) -> No
     assert workbench.status(name)["state"] == "CANCELLED"
 
 
+@pytest.mark.slow
 def test_a_run_whose_head_was_lost_is_taken_up_again_to_end_its_hosts(workbench: Workbench) -> None:
     name = workbench.up(job_of(workbench, "lost"), "--hosts", "2")
     workbench.wait_for_step(name, 5)
