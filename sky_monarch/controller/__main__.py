@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import os
 import signal
 import socket
@@ -17,6 +16,7 @@ from typing import Any, TextIO, cast
 import structlog
 import uvicorn
 
+from sky_monarch.actors.authority import Authority
 from sky_monarch.actors.channel_server import ChannelServer
 from sky_monarch.controller.agents import Agents
 from sky_monarch.controller.api import make_app
@@ -135,9 +135,7 @@ def _issuer(settings: Settings) -> Issuer | None:
     """The authority of the run, where it has one."""
     if settings.authority is None:
         return None
-    module = importlib.import_module("sky_monarch.actors.authority")
-    issuer: Issuer = module.Authority.from_json(settings.authority)
-    return issuer
+    return Authority.from_json(settings.authority)
 
 
 def _listen(path: Path) -> socket.socket:

@@ -128,8 +128,8 @@ class Ending(Turn):
             group = self.state.groups[replica]
             phase = group.phase if group.phase.final else GroupPhase.STOPPED
             self._group(replica, live=frozenset(), phase=phase)
-        phase = HostPhase.GIVEN_UP if host.phase is HostPhase.GIVEN_UP else HostPhase.DOWN
-        self._host(host.name, phase=phase, gone=True, connected=False, trouble=None)
+        became = HostPhase.GIVEN_UP if host.phase is HostPhase.GIVEN_UP else HostPhase.DOWN
+        self._host(host.name, phase=became, gone=True, connected=False, trouble=None)
 
     def _retire(self, host: Host) -> None:
         """Have a host no more that nothing is to run on: it was awaited, and what for is over."""

@@ -133,7 +133,6 @@ class Limits:
         agent_joins_s: Time from the launch of a host to the first word of its agent (packages are installed).
         host_backoff_s: Pause after an attempt at a host that came to nothing; it doubles.
         host_backoff_max_s: Longest pause.
-        host_faults: Attempts in a row that end by an error: after so many the host is given up.
         probe_s: Longest wait of a host for another one that it is to reach.
         linger_s: Time for what was printed last to be read, before hosts are taken down.
         reap_s: How long the end of a run waits until its hosts are down.
@@ -152,7 +151,6 @@ class Limits:
     agent_joins_s: float = 600.0
     host_backoff_s: float = 30.0
     host_backoff_max_s: float = 600.0
-    host_faults: int = 5
     probe_s: float = 10.0
     linger_s: float = 2.0
     reap_s: float = 600.0

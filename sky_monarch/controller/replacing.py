@@ -27,7 +27,10 @@ from sky_monarch.controller.turn import agent_timer, count_of, host_timer, probe
 from sky_monarch.controller.verdict import Verdict
 from sky_monarch.errors import CredentialsError, NoCapacityError
 
-__all__ = ["Replacing"]
+__all__ = ["MOST_FAULTS", "Replacing"]
+
+MOST_FAULTS = 5
+"""Attempts in a row that end by an error: after so many a host is given up."""
 
 _NO_CAPACITY, _NO_CREDENTIALS = NoCapacityError.exit_code, CredentialsError.exit_code
 _ATTEMPTS_AFTER_LOSS = 1000
@@ -114,7 +117,7 @@ class Replacing(Verdict):
         host = self._host(host.name, tries=tries, faults=faults, gone=gone, useful=False)
         if all(self.state.groups[replica].phase.final for replica in host.replicas):
             self._host(host.name, phase=HostPhase.DOWN)
-        elif faults >= self.limits.host_faults:
+        elif faults >= MOST_FAULTS:
             self._give_up_host(host, f"after {count_of(faults, 'attempt')}: {why}", exit_code=_NO_CAPACITY)
         elif tries > 1 or (tries and pause):
             doubled = tries - 1 if pause else tries - 2

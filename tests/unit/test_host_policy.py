@@ -8,6 +8,7 @@ import pytest
 
 from sky_monarch.controller import model
 from sky_monarch.controller.model import GroupPhase, HostPhase, Probe, RunPhase, SetTimer, StartGroup
+from sky_monarch.controller.replacing import MOST_FAULTS
 from tests.support.host_policies import LIMITS, HostRun
 from tests.support.policies import kinds
 
@@ -140,7 +141,7 @@ def test_no_capacity_is_waited_for_with_a_pause_that_doubles_and_without_an_end(
 def test_an_error_is_tried_again_a_few_times_and_then_the_host_is_given_up() -> None:
     run = HostRun()
     waited = []
-    for _ in range(LIMITS.host_faults):
+    for _ in range(MOST_FAULTS):
         waited += pauses(run.report("h1", "failed", kind="error", reason="the API answered 500"))
         run.timer("host:h1")
     assert waited == [30, 60, 120], "the first goes at once, the last was one too many"
@@ -191,7 +192,7 @@ def test_a_host_that_comes_to_nothing_again_and_again_is_waited_with_and_given_u
     run = HostRun()
     run.up()
     waited = pauses(run.silent("h1"))
-    for _ in range(LIMITS.host_faults):
+    for _ in range(MOST_FAULTS):
         run.report("h1", "launching")
         run.report("h1", "launched")
         waited += pauses(run.timer("agent:h1"))
@@ -373,7 +374,7 @@ def test_a_setup_that_fails_on_a_replacement_ends_nobody_who_trains() -> None:
         run.feed(*prepared(f"h{number}"))
         run.runs(number)
     run.report("h1", "ended")
-    for _ in range(LIMITS.host_faults):
+    for _ in range(MOST_FAULTS):
         run.launched("h1")
         run.feed(*prepared("h1", "it exited with code 3"))
         assert run.state.phase is RunPhase.DEGRADED

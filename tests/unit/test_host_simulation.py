@@ -36,4 +36,5 @@ def end(world: HostSimulation) -> None:
     world.run(900)
     world.check_end()
     assert world.state.phase is RunPhase.SUCCEEDED, world.state.reason
+    assert "may still bill" not in (world.state.reason or "")
     assert not any(cluster.alive for cluster in world.clusters.values())

@@ -74,10 +74,8 @@ pub struct Limits {
 
 /// Ends what an agent of this run that is dead has left: two agents must not both have a live generation.
 pub async fn sweep(context: &Shared) {
-    let family = || Family::Strays {
-        run_id: context.run.run_id.clone(),
-        host: context.host.name().to_owned(),
-    };
+    let family =
+        || Family::Strays { run_id: context.run.run_id.clone(), host: context.host.name().to_owned() };
     let until = Instant::now() + SWEEP_GRACE;
     let (pids, survivors) = tree::end(family, &context.registry, || until, context.limits.kill_s).await;
     if !pids.is_empty() {

@@ -303,11 +303,11 @@ async fn a_host_that_may_have_a_successor_leaves_its_place_in_the_lighthouse_ope
     loop {
         let state = client.state(SOON).await.map_err(|error| error.to_string())?;
         let state: serde_json::Value = serde_json::from_str(&state).map_err(|error| error.to_string())?;
-        let fences = state["fences"].clone();
-        if fences["0"] == 1 {
-            return Ok(());
+        // Its end, and that it was given up.
+        if state["counters"]["evictions"] == 2 {
+            return ensure(state["fences"]["0"] == 2, format!("the next generation may come: {state}"));
         }
-        ensure(std::time::Instant::now() < deadline, format!("never fenced: {state}"))?;
+        ensure(std::time::Instant::now() < deadline, format!("never given up: {state}"))?;
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
