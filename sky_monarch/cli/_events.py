@@ -108,13 +108,16 @@ def _reached(fields: _Fields) -> str:
 
 
 def _host_report(fields: _Fields) -> str:
-    """What became of a host: ``host demo-h1, attempt 2: launched in slurm/loop (3.20 $/h)``."""
-    place = f" in {fields['place']}" if fields.get("place") else ""
-    price = fields.get("usd_per_hour")
-    cost = "" if price is None else f" at {price:.2f} $/h"
-    kind = f", {fields['kind']}" if fields.get("kind") else ""
+    """What became of a host: ``host demo-h1, attempt 2: launched (slurm/loop, 3.20 $/h)``."""
+    state = str(fields.get("state"))
+    details = [str(fields["kind"])] if fields.get("kind") else []
+    if state == "launched":
+        details += [str(fields["place"])] if fields.get("place") else []
+        details += [f"{fields['usd_per_hour']:.2f} $/h"] if fields.get("usd_per_hour") else []
+    told = f" ({', '.join(details)})" if details else ""
+    why = f": {fields['reason']}" if fields.get("reason") else ""
     who = f"host {fields.get('host')}, attempt {fields.get('attempt')}"
-    return f"{who}: {str(fields.get('state')).replace('_', ' ')}{kind}{place}{cost}{_why(fields)}"
+    return f"{who}: {state.replace('_', ' ')}{told}{why}"
 
 
 _TEXTS: Mapping[str, Callable[[_Fields], str]] = {

@@ -45,11 +45,12 @@ def status(
 
 
 def _table(found: Sequence[RunStatus]) -> list[str]:
-    header = ("NAME", "STATE", "STEP", "GROUPS", "RESTARTS", "AGE", "RUN")
-    rows = [_row(one) for one in found]
+    header = ["NAME", "STATE", "STEP", "GROUPS", "RESTARTS", "AGE", "RUN"]
+    rows = [list(_row(one)) for one in found]
     if any(one.hosts for one in found):  # what costs money is seen at once
-        header = (*header[:-1], "HOSTS", "COST", header[-1])
-        rows = [(*row[:-1], *_spent(one), row[-1]) for one, row in zip(found, rows, strict=True)]
+        header[-1:-1] = ["HOSTS", "COST"]
+        for one, row in zip(found, rows, strict=True):
+            row[-1:-1] = _spent(one)
     return columns(header, rows)
 
 

@@ -197,9 +197,12 @@ class RunFolder:
         """
         if known := self.process("agent"):
             return known
-        return next(
-            (found for found in carrying(self.run_id) if "sky_monarch.agent" in found.command()), None
-        )
+        return next(filter(self._is_agent, carrying(self.run_id)), None)
+
+    def _is_agent(self, process: Process) -> bool:
+        """Whether it is the head's agent: those of hosts that are on this machine carry the run's mark, too."""
+        arguments = process.arguments()
+        return "sky_monarch.agent" in arguments and Path(arguments[-1]).parent.name == self.run_id
 
     def phase(self) -> Phase:
         """What the files and processes say now."""

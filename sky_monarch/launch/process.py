@@ -50,13 +50,17 @@ class Process:
             finally:
                 os.close(handle)
 
-    def command(self) -> str:
-        """Its command line for people, shortened to 120 characters; empty where it is gone."""
+    def arguments(self) -> list[str]:
+        """Its command line; empty where it is gone."""
         try:
             text = (_PROC / str(self.pid) / "cmdline").read_bytes()
         except OSError:
-            return ""
-        return text.replace(b"\0", b" ").decode(errors="replace").strip()[:120]
+            return []
+        return text.decode(errors="replace").rstrip("\0").split("\0")
+
+    def command(self) -> str:
+        """Its command line for people, shortened to 120 characters; empty where it is gone."""
+        return " ".join(self.arguments()).strip()[:120]
 
 
 def start_ticks(pid: int) -> int | None:

@@ -1,81 +1,128 @@
-"""A run on several hosts, through everything that a run beyond this machine goes through but SkyPilot: ``up --hosts``."""
+"""``up --hosts N``: the whole way of a run with hosts, on this machine, as a user types it."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import time
 from pathlib import Path
-from typing import Any
 
-from tests.support.processes import is_alive, pids
-from tests.support.runs import FREE_RANK, Workbench, generation_of, pid_of
-from tests.support.steps import longest_gap_s
+import pytest
+
+from sky_monarch.launch.folder import Phase
+from sky_monarch.launch.process import carrying
+from tests.support.processes import is_alive
+from tests.support.runs import FREE_RANK, Workbench, pid_of
 from tests.support.waiting import eventually
 
-LIGHTHOUSE = {"heartbeat_timeout_s": 2, "join_timeout_s": 10, "process_group_timeout_s": 30}
+
+def job_of(bench: Workbench, name: str, **fields) -> Path:
+    return bench.job(name, run=f"{FREE_RANK} --steps 100000", replicas=2, **fields)
 
 
-def _parent(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
-
-
-def _kill_host(folder: Path) -> list[int]:
-    """SIGKILL every process of a host, as a machine that loses its power does."""
-    found = [json.loads((folder / "process.json").read_text())["pid"]]
-    parents = {pid: _parent(pid) for pid in pids()}
-    for pid in found:
-        found += [child for child, parent in parents.items() if parent == pid]
-    for pid in found:
-        os.kill(pid, signal.SIGKILL)
-    return found
-
-
-def _host(status: dict[str, Any], name: str) -> dict[str, Any]:
+def host_of(status: dict, name: str) -> dict:
     return next(host for host in status["hosts"] if host["host"] == name)
 
 
-def test_a_lost_host_comes_back_alone_and_everybody_else_keeps_their_processes(workbench: Workbench) -> None:
-    job = workbench.job("apart", run=f"{FREE_RANK} --steps 3000", min_replicas=2, lighthouse=LIGHTHOUSE)
-    name = workbench.up(job, "--hosts", "3", "--yes")
-    before = workbench.wait_for_step(name, 20)
-    hosts = [host["host"] for host in before["hosts"]]
-    assert hosts == ["apart-h0", "apart-h1", "apart-h2"]
-    assert [host["attempt"] for host in before["hosts"]] == [1, 1, 1]
+def kill_host(run_dir: Path, life: str) -> None:
+    """As a machine that is switched off: nothing of it says a word."""
+    leader = json.loads((run_dir / "hosts" / life / "process.json").read_text())["pid"]
+    os.killpg(leader, signal.SIGKILL)
 
-    killed_s = time.monotonic()
-    dead = _kill_host(workbench.run_folder(name) / "hosts" / "apart-h1-a1")
-    eventually(lambda: not any(map(is_alive, dead)))
 
-    def back() -> dict[str, Any]:
-        status = workbench.status(name)
-        assert generation_of(status, 1) == 2, status["groups"][1]
-        assert status["groups"][1]["state"] == "RUNNING", status["groups"][1]
-        return status
+def test_a_lost_host_comes_back_alone_and_down_waits_until_all_are_gone(workbench: Workbench) -> None:
+    name = workbench.up(job_of(workbench, "reh"), "--hosts", "2")
+    before = workbench.wait_for_step(name, 10)
+    assert [(host["host"], host["groups"], host["phase"]) for host in before["hosts"]] == [
+        ("reh-h0", [0], "UP"),
+        ("reh-h1", [1], "UP"),
+    ]
+    folder = workbench.folder_of(name)
+
+    kill_host(folder.path, "reh-h1-a1")
+
+    def back() -> dict:
+        now = workbench.status(name)
+        lost = host_of(now, "reh-h1")
+        assert (lost["attempt"], lost["phase"]) == (2, "UP"), (lost, now["reason"])
+        assert now["groups"][1]["generation"] > 1
+        assert (now["groups"][1]["step"] or 0) > before["step"], now["groups"][1]
+        return now
 
     after = eventually(back, within_s=60)
-    took_s = time.monotonic() - killed_s
-    at = after["step"]
-    after = workbench.wait_for_step(name, at + 20)
-    assert [_host(after, host)["attempt"] for host in hosts] == [1, 2, 1]
-    for replica in (0, 2):
-        assert pid_of(after, replica) == pid_of(before, replica), "the others keep their processes"
-        assert generation_of(after, replica) == 1
-    assert after["controller_pid"] == before["controller_pid"], "and so does the head"
-    starts = [event for event in workbench.events(name) if event.get("command") == "start_group"]
-    leases = [(event["generation"], event["max_restarts"]) for event in starts if event["replica"] == 1]
-    assert leases == [(1, 5), (2, 5)], "a lost host costs nothing of its groups' budgets"
-    gap_s = longest_gap_s(workbench.cli("logs", name, "--replica", "0").stdout)
-    assert gap_s < min(3.0, took_s), "nobody waits for the host"
-    states = [event for event in workbench.events(name) if event["event"] == "run_state"]
-    degraded = [event["reason"] for event in states if event["state"] == "DEGRADED"]
-    assert degraded, "the loss is told"
-    assert "apart-h1" in degraded[0]
+    assert pid_of(after, 0) == pid_of(before, 0), "the other group was not touched"
+    assert host_of(after, "reh-h0")["attempt"] == 1
+    left = [now["groups"][1]["restarts_left"] for now in (before, after)]
+    assert left[0] == left[1], "what a host costs is not taken from the budget of its group"
+    shown = workbench.cli("status", name).stdout
+    assert "reh-h1  1       this machine  2        UP" in shown, shown
 
-    assert workbench.cli("down", name, "--grace", "2").returncode == 0
+    done = workbench.cli("down", name, "--grace", "3")
+    assert done.returncode == 0, done.stderr
+    assert "ended (CANCELLED)" in done.stdout
+    assert carrying(folder.run_id) == []
     final = workbench.status(name)
     assert {host["phase"] for host in final["hosts"]} == {"DOWN"}
+    assert not (folder.path / "private.json").exists()
+    assert not list((folder.path / "hosts").glob("*/private.json"))
+    assert "already gone (CANCELLED)" in workbench.cli("down", name).stdout
+
+
+def test_down_ends_hosts_that_are_still_on_their_way(workbench: Workbench) -> None:
+    job = job_of(workbench, "early", setup="sleep 300")
+    name = workbench.up(job, "--hosts", "2")
+    folder = workbench.folder_of(name)
+
+    done = workbench.cli("down", name, "--grace", "1")
+
+    assert done.returncode == 0, done.stderr
+    assert carrying(folder.run_id) == []
+    assert workbench.status(name)["state"] == "CANCELLED"
+
+
+@pytest.mark.slow
+def test_a_run_whose_head_was_lost_is_taken_up_again_to_end_its_hosts(workbench: Workbench) -> None:
+    name = workbench.up(job_of(workbench, "lost"), "--hosts", "2")
+    workbench.wait_for_step(name, 5)
+    folder = workbench.folder_of(name)
+    keeper = folder.process("agent")
+    assert keeper is not None
+    children = Path(f"/proc/{keeper.pid}/task/{keeper.pid}/children").read_text().split()
+
+    for pid in (keeper.pid, *map(int, children)):
+        os.kill(pid, signal.SIGKILL)
+
+    eventually(lambda: not is_alive(keeper.pid), within_s=5)
+    assert folder.phase() is Phase.LOST, "agents of hosts, which are here as well, are not its head"
+    assert workbench.status(name)["state"] == "LOST"
+    done = workbench.cli("down", name, "--grace", "3", timeout_s=90)
+    assert done.returncode == 0, done.stderr
+    assert carrying(folder.run_id) == []
+    final = workbench.status(name)
+    assert final["state"] == "CANCELLED", final["reason"]
+    assert {host["phase"] for host in final["hosts"]} == {"DOWN"}, "somebody has seen the end of each"
+
+
+def test_purge_ends_what_is_here_and_asks_nobody(workbench: Workbench) -> None:
+    name = workbench.up(job_of(workbench, "purged"), "--hosts", "2")
+    folder = workbench.folder_of(name)
+
+    done = workbench.cli("down", name, "--purge", "--grace", "1")
+
+    assert done.returncode == 0, done.stderr
+    assert carrying(folder.run_id) == []
+    assert "hosts were not waited for" in workbench.status(name)["reason"]
+    assert "bill" not in done.stderr, "this machine sends none"
+
+
+def test_a_rehearsal_that_cannot_be_starts_nothing(workbench: Workbench) -> None:
+    job = job_of(workbench, "no")
+
+    done = workbench.cli("up", str(job), "--hosts", "3", "--json")
+
+    assert done.returncode == 2
+    assert "there are 2 replica groups" in json.loads(done.stdout)["error"]["message"]
+    assert "nobody dials the head" in workbench.cli("up", str(job), "--head-address", "127.0.0.1").stderr
+    assert not (workbench.home / "runs").exists()
+    dry = json.loads(workbench.cli("up", str(job), "--hosts", "2", "--dry-run", "--json").stdout)
+    assert [host["name"] for host in dry["hosts"]] == ["head", "no-h0", "no-h1"]

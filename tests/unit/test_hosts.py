@@ -109,8 +109,8 @@ def test_what_became_of_a_host_is_one_line_of_the_events(cli, folder):
 
     lines = cli("events", "x").stdout.splitlines()
 
-    assert lines[0].endswith("host x-h1, attempt 2: launched in slurm/loop/gpu at 3.20 $/h")
-    assert lines[1].endswith("host x-h1, attempt 2: failed, capacity (all nodes are taken)")
+    assert lines[0].endswith("host x-h1, attempt 2: launched (slurm/loop/gpu, 3.20 $/h)")
+    assert lines[1].endswith("host x-h1, attempt 2: failed (capacity): all nodes are taken")
 
 
 def test_what_was_not_seen_to_end_may_bill(folder):

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import typer
 from ruamel.yaml import YAML
 from typer.testing import CliRunner
 
-from sky_monarch.cli import app
+from sky_monarch.cli import app, up
 from sky_monarch.config import check_job
+from sky_monarch.launch import skypilot
 from sky_monarch.launch.cluster_plan import plan_clusters
+from sky_monarch.sdk import _up
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATES = sorted((ROOT / "task_templates").glob("*.yaml"))
@@ -124,6 +128,70 @@ def test_up_elsewhere_is_refused_after_the_plan_was_checked(run, tmp_path):
     refused = run("up", "job.yaml", code=2)
     assert "4 groups need 2 hosts of RunPod" in refused.stderr, "what is wrong with it comes first"
     assert "hint:" in refused.stderr
+
+
+SLURM = "name: demo\nreplicas: 2\ninfra: slurm\nresources: {accelerators: MI300X:1}\nsecrets: {TOKEN: canary}\nrun: x\n"
+
+
+@pytest.mark.skipif(skypilot.installed(), reason="SkyPilot is installed here")
+def test_without_skypilot_up_elsewhere_says_how_to_get_it(run, tmp_path):
+    (tmp_path / "job.yaml").write_text(SLURM)
+
+    refused = run("up", "job.yaml", "--head-address", "127.0.0.1", "--yes", code=1)
+
+    assert "SkyPilot, which is not installed" in refused.stderr
+    assert "pip install 'sky-monarch[sky]'" in refused.stderr
+
+
+def test_up_elsewhere_shows_what_it_launches_and_ships_and_goes_no_further_without_a_yes(
+    run, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(skypilot, "installed", lambda: True)
+    (tmp_path / "job.yaml").write_text(SLURM)
+    (tmp_path / "outer").symlink_to("/etc/hostname")
+
+    refused = run("up", "job.yaml", "--head-address", "127.0.0.1", code=2)
+
+    assert "slurm" in refused.stderr
+    assert f"each host gets 2 files, {len(SLURM)} B of {tmp_path}" in refused.stderr
+    assert "hosts dial this machine at 127.0.0.1" in refused.stderr
+    assert "warning: 127.0.0.1 is reached from this machine only" in refused.stderr
+    assert (
+        "warning: symbolic links that lead out of the working folder lead nowhere on a host: outer"
+        in refused.stderr
+    )
+    assert "hint: give -y" in refused.stderr
+    assert refused.stdout == ""
+    error = json.loads(run("up", "job.yaml", "--head-address", "127.0.0.1", "--json", code=2).stdout)
+    assert error["error"]["hint"] == "give -y", "H49"
+
+
+@pytest.mark.parametrize(
+    ("answer", "goes_on"), [("y\n", True), ("yes\n", True), ("\n", False), ("n\n", False), ("", False)]
+)
+def test_only_a_yes_launches(tmp_path, monkeypatch, capsys, answer, goes_on):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("SKY_MONARCH_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setattr(skypilot, "installed", lambda: True)
+    (tmp_path / "job.yaml").write_text(SLURM)
+    job = check_job(tmp_path / "job.yaml").job
+    assert job is not None
+    plan = _up.plan_run(job, address="127.0.0.1")
+    monkeypatch.setattr(sys, "stdin", Terminal(answer))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+
+    if goes_on:
+        up._announce(plan, yes=False)
+    else:
+        with pytest.raises(typer.Exit) as left:
+            up._announce(plan, yes=False)
+        assert left.value.exit_code == 130
+    said = capsys.readouterr().err
+    assert "launch 2 hosts at a price that is not known? [y/N]: " in said
+    assert ("nothing was started" in said) is not goes_on
 
 
 def test_an_error_is_json_where_json_was_asked_for(run, tmp_path):
