@@ -129,7 +129,7 @@ class Layout:
         return "\n".join([*lines, daemons])
 
     def _uncover(self, name: str) -> list[str]:
-        """Mounts that give the machine a /tmp of its own, and its user a way to Python below folders such as /root."""
+        """Mounts that give the machine its own /tmp and /dev/shm, and its user a way to Python below such as /root."""
         temporary = Path("/tmp")
         wanted = [self.python.prefix, self.python.packages]
         covers = {temporary, *filter(None, map(closed_folder, wanted))}
@@ -142,7 +142,10 @@ class Layout:
             _command("mount", "-t", "tmpfs", "-o", "mode=755", name, cover)
             for cover in sorted(covers - {temporary})
         ]
-        lines.append(_command("mount", "--bind", self.root / "machines" / name / "tmp", temporary))
+        lines += [
+            _command("mount", "--bind", self.root / "machines" / name / "tmp", temporary),
+            _command("mount", "-t", "tmpfs", "-o", "mode=1777", name, "/dev/shm"),
+        ]
         for path, stash in stashes.items():
             lines += [_command("mkdir", "-p", path), _command("mount", "--bind", stash, path)]
         return lines

@@ -36,9 +36,10 @@ Host {cluster}
     IdentityFile {key}
     IdentitiesOnly yes
 """
-# A first process that also collects what its server leaves behind.
+# The connections of ssh and the semaphores of workers would stay behind in these two.
 _SERVER = """
 mount --bind {temporary} /tmp
+mount -t tmpfs -o mode=1777 api-server /dev/shm
 {python} -u -m sky.server.server --host 127.0.0.1 --port {port} &
 wait
 """

@@ -274,7 +274,16 @@ class Slurm:
 
     def submit(self, node: str, script: str, *, partition: str = TRAIN, name: str = "other") -> int:
         """Submit a job that wants the whole of one node, and return its id."""
-        words = ["--partition", partition, "--nodelist", node, "--exclusive", "--job-name", name]
+        words = [
+            "--partition",
+            partition,
+            "--nodelist",
+            node,
+            "--exclusive",
+            "--no-requeue",
+            "--job-name",
+            name,
+        ]
         places = ["--chdir", "/", "--output", "/dev/null"]
         said = self.command("sbatch", "--parsable", *words, *places, "--wrap", script)
         return int(said.split(";")[0])
