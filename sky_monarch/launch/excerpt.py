@@ -35,6 +35,7 @@ _KEPT_BYTES = 8 << 20
 _FILE_BYTES = 2 << 20
 _JSON_BYTES = 16 << 20
 _EVENTS = 50_000
+_EVENTS_BYTES = 8 << 20
 _LEFT_OUT = "its values are unknown by now: what the ranks printed may hold some"
 _SLOT = re.compile(r"r\d+-\d+|setup|fork-server|store")
 _SEGMENT = re.compile(r"(.+)-(\d+)\.log")
@@ -114,15 +115,20 @@ class Excerpt:
             with contextlib.closing(
                 sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=2.0)
             ) as journal:
-                (last,) = journal.execute("SELECT coalesce(max(id), 0) FROM events").fetchone()
-                query = "SELECT id, event FROM events WHERE id > ? ORDER BY id"
-                for number, body in journal.execute(query, (last - _EVENTS,)):
-                    rows.append(_json(self._redactor.value({"id": number, **json.loads(body)}), indent=None))
+                query = "SELECT id, event FROM events ORDER BY id DESC"
+                length = 0
+                for number, body in journal.execute(query):
+                    if len(rows) >= _EVENTS or length + len(body) > _EVENTS_BYTES:
+                        self.notes["events.ndjson"] = "begins here: what is older was left out"
+                        break
+                    row = _json(self._redactor.value({"id": number, **json.loads(body)}), indent=None)
+                    rows.append(row)
+                    length += len(row)
         except FileNotFoundError:
             return
         except (sqlite3.Error, OSError, ValueError, TypeError, RecursionError) as error:
-            self.notes["events.ndjson"] = f"ends here: {self._redactor.text(str(error))}"
-        self.members["events.ndjson"] = b"".join(rows)
+            self.notes["events.ndjson"] = f"what is older: {self._redactor.text(str(error))}"
+        self.members["events.ndjson"] = b"".join(reversed(rows))
 
     def _outputs(self) -> Iterator[tuple[str, list[Path]]]:
         """Streams of captured output and their files in order, the stream that was written to last first."""

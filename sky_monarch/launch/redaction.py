@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import re
@@ -14,7 +15,7 @@ __all__ = ["Redactor"]
 
 _SHORTEST = 4
 _SHORTEST_INHERITED = 6
-_SHORTEST_CODED = 8
+_SHORTEST_LINE = 8
 
 #: Inherited variables that say nothing about anybody's accounts, and whose values are all over every path.
 _HARMLESS = re.compile(
@@ -99,6 +100,25 @@ class Redactor:
     def value(self, value: Any) -> Any:
         """A JSON value without secrets in any of its texts. Where values are unknown, free text goes."""
         return self._walk(value, "")
+
+    def json(self, data: bytes) -> bytes:
+        """JSON without secrets in any of its texts, one value a line or one in all: its numbers stay numbers."""
+        with contextlib.suppress(ValueError, RecursionError):
+            return _dumped(self._texts_of(json.loads(data)), indent=1)
+        lines = []
+        for line in data.splitlines():
+            try:
+                lines.append(_dumped(self._texts_of(json.loads(line)), indent=None))
+            except (ValueError, RecursionError):
+                lines.append(self.bytes(line) + b"\n")
+        return b"".join(lines)
+
+    def _texts_of(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, Mapping):
+            return {self.text(str(name)): self._texts_of(item) for name, item in value.items()}
+        return [self._texts_of(item) for item in value] if isinstance(value, list) else value
 
     def _walk(self, value: Any, key: str) -> Any:
         if isinstance(value, str):
@@ -194,8 +214,11 @@ def _forms(value: str) -> Iterator[bytes]:
     """The value as it may be met: as it is, quoted in some way, or as base64 or hex, also inside of a longer text."""
     raw = value.encode(errors="surrogateescape")
     yield raw
+    # What was read from a file has an end of line that whoever uses it strips.
+    if len(raw.strip()) >= _SHORTEST and raw.strip() != raw:
+        yield from _forms(value.strip())
     for line in raw.splitlines():
-        if len(line.strip()) >= _SHORTEST_CODED:
+        if len(line.strip()) >= _SHORTEST_LINE:
             yield line.strip()
     plain = raw.decode(errors="replace")
     for quoted in (quote(raw, safe=""), quote(raw), quote_plus(raw)):
@@ -204,7 +227,7 @@ def _forms(value: str) -> Iterator[bytes]:
     # Twice: a document in a document, or in the log of a process of ours.
     escaped = {form for once in _escaped(plain) for form in (once, *_escaped(once))}
     yield from (form.encode(errors="replace") for form in escaped)
-    if len(raw) >= _SHORTEST_CODED - 2:
+    if len(raw) >= _SHORTEST:
         yield raw.hex().encode()
         yield raw.hex().upper().encode()
         # Three bytes make four characters: behind 0, 1 or 2 others, only whole characters of its own count.
@@ -212,9 +235,13 @@ def _forms(value: str) -> Iterator[bytes]:
             head = -(-before * 4 // 3)
             coded = base64.b64encode(b"\0" * before + raw).rstrip(b"=")
             own = coded[head : (before + len(raw)) * 8 // 6]
-            if len(own) >= _SHORTEST_CODED - 2:
+            if len(own) >= _SHORTEST:
                 yield own
                 yield own.translate(bytes.maketrans(b"+/", b"-_"))
+
+
+def _dumped(value: Any, *, indent: int | None) -> bytes:
+    return (json.dumps(value, indent=indent, ensure_ascii=False) + "\n").encode(errors="replace")
 
 
 def _escaped(text: str) -> tuple[str, ...]:
@@ -223,5 +250,7 @@ def _escaped(text: str) -> tuple[str, ...]:
         json.dumps(text)[1:-1],
         json.dumps(text, ensure_ascii=False)[1:-1],
         repr(text)[1:-1],
+        repr(text.encode(errors="replace"))[2:-1],
         text.replace("'", "'\\''"),
+        text.replace("'", "'\"'\"'"),  # Python's shlex
     )

@@ -89,7 +89,7 @@ def write_bundle(folder: RunFolder | None, target: Path | None = None) -> Bundle
         facts["processes.json"] = _facts.processes(run_id)
     for name, value in facts.items():
         # Nothing of this is what ranks have printed; still, a command line may say anything.
-        members[name] = redactor.bytes(json.dumps(value, indent=1, default=str).encode()) + b"\n"
+        members[name] = redactor.json(json.dumps(value, default=str).encode())
     about = {"run_id": run_id, "made_ms": time.time_ns() // 1_000_000, "notes": notes}
     members = {"about.json": json.dumps(about, indent=1).encode() + b"\n", **members}
     data = archive(members)
@@ -105,7 +105,11 @@ def _collect(folder: RunFolder | None) -> tuple[dict[str, bytes], dict[str, str]
     known = kept(folder) if private is None else None
     if known is not None:
         members, notes = known
-        members = {name: redactor.bytes(data) for name, data in members.items()}
+        is_json = (".json", ".ndjson", ".pid", ".state")
+        members = {
+            name: (redactor.json if name.endswith(is_json) else redactor.bytes)(data)
+            for name, data in members.items()
+        }
     else:
         excerpt = Excerpt(folder, redactor, most_bytes=_LOG_BYTES)
         excerpt.collect()

@@ -82,6 +82,9 @@ class AgentLink:
         self._waited_s = 0.0
         self._committed_s: float | None = None
         self._wait_limit_s, self._later_limit_s = wait_limits_s
+        self._pauses: list[
+            tuple[str, float]
+        ] = []  # those that are entered, the innermost last, and until when
         self._paused = False
         self._last: tuple[int, int, int, Mapping[str, float]] | None = None
         self._closed = threading.Event()
@@ -135,6 +138,8 @@ class AgentLink:
 
     def _report(self, step: int, quorum_id: int, participants: int, metrics: Mapping[str, float]) -> None:
         self._wait_limit_s = self._later_limit_s
+        with self._lock:
+            self._paused = False  # to the agent a commit ends whatever pause there was
         self._last = (step, quorum_id, participants, metrics)
         self._tell(
             lambda client: client.committed(
@@ -151,11 +156,29 @@ class AgentLink:
         """Report that the work is done: the agent releases this rank when nobody needs it any more."""
         self._tell(lambda client: client.done(step))
 
-    def pause(self, what: str, limit_s: float) -> None:
-        """Report that no commit is to be expected for ``limit_s``; 0 ends the pause."""
+    @contextlib.contextmanager
+    def pause(self, what: str, limit_s: float) -> Iterator[None]:
+        """Report that no commit is to be expected for ``limit_s``, and the end of that.
+
+        One inside of another takes nothing from it: the later of both limits holds, and at its end what is left of the
+        outer one does.
+        """
         with self._lock:
-            self._paused = limit_s > 0
-            self._tell(lambda client: client.pause(what, limit_s))
+            outer_s = max((until_s for _, until_s in self._pauses), default=0.0)
+            pause = (what, max(outer_s, time.monotonic() + limit_s))
+            self._pauses.append(pause)
+            self._tell_pause(*pause)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._pauses = [one for one in self._pauses if one is not pause]
+                self._tell_pause(*(self._pauses[-1] if self._pauses else (what, 0.0)))
+
+    def _tell_pause(self, what: str, until_s: float) -> None:
+        left_s = max(0.0, until_s - time.monotonic())
+        self._paused = left_s > 0
+        self._tell(lambda client: client.pause(what, left_s))
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:

@@ -197,17 +197,14 @@ class Session:
 
     @contextlib.contextmanager
     def pause(self, what: str, limit_s: float = 600.0) -> Iterator[None]:
-        """Tell the watchdog of a long stretch without commits, such as an evaluation.
+        """Tell the watchdog of a long stretch without commits, such as an evaluation. May be nested.
 
         Args:
             what: Shown in status.
             limit_s: After this the watchdog may act after all.
         """
-        self._link.pause(what, limit_s)
-        try:
+        with self._link.pause(what, limit_s):
             yield
-        finally:
-            self._link.pause(what, 0.0)
 
     def weigh(self, loss: torch.Tensor, samples: int | None = None) -> torch.Tensor:
         """What to go backward from where ranks that shard a model may have different numbers of samples.

@@ -105,6 +105,19 @@ def test_who_pauses_is_left_alone_until_its_pause_is_over(workbench: Workbench) 
     assert (hung["replica"], hung["generation"]) == (1, 1)
 
 
+def test_a_pause_inside_of_another_takes_nothing_from_it(workbench: Workbench) -> None:
+    job = workbench.job(
+        "nested",
+        run=f"{sys.executable} -m tests.support.pausing_rank {2 * LIMIT_S}",
+        replicas=1,
+        recovery={"progress_limit_s": LIMIT_S, "startup_limit_s": 60},
+    )
+    name = workbench.up(job)
+    after = workbench.wait_for_end(name, within_s=60)
+    assert after["state"] == "SUCCEEDED", after["reason"]
+    assert generation_of(after, 0) == 1, "the outer pause was not over"
+
+
 def test_where_all_wait_for_each_other_for_ever_all_are_ended_once(workbench: Workbench) -> None:
     """Nobody can tell them apart: each says that it waits, for longer than any wait may take."""
     limit_s = 4.0

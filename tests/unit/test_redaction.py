@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import shlex
 import time
+from collections.abc import Callable
 from urllib.parse import quote, quote_plus
 
 import pytest
@@ -60,6 +62,47 @@ def test_a_value_is_found_in_every_form(form: bytes) -> None:
     assert left.endswith(b" after")
     longest = form.strip(b"\"'\\")
     assert not any(longest[i : i + 8] in left for i in range(max(1, len(longest) - 7))), left
+
+
+@pytest.mark.parametrize("secret", ["pw-4", "ab-42", "hunter2\n", "  padded\n"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        str,
+        shlex.quote,
+        quote,
+        lambda text: repr(text.encode()),
+        lambda text: text.encode().hex(),
+        lambda text: base64.b64encode(text.encode()).decode(),
+        lambda text: base64.b64encode(f"me:{text}".encode()).decode(),
+    ],
+)
+def test_a_value_is_found_however_short_it_is_and_whatever_is_stripped_of_it(
+    secret: str, form: Callable[[str], str]
+) -> None:
+    redactor = Redactor({"secrets": {"KEY": secret}})
+    for text in (secret, secret.strip()):
+        left = redactor.text(form(text))
+        own = form(text).strip("'\"\n b=")
+        assert not any(own[at : at + 5] in left for at in range(max(1, len(own) - 4))), left
+
+
+def test_a_quote_in_a_value_is_found_as_shells_and_bytes_have_it() -> None:
+    secret = "it's-mé"
+    redactor = Redactor({"secrets": {"KEY": secret}})
+    for form in (shlex.quote(secret), secret.replace("'", "'\\''"), repr(secret.encode())):
+        assert "it" not in redactor.text(form)
+
+
+def test_json_stays_json_whatever_its_names_and_numbers_look_like() -> None:
+    redactor = Redactor({"envs": {"BATCH": "1024"}, "secrets": {"KEY": "cänary", "PIN": "7"}})
+    value = {"mean_token_accuracy": 0.5, "n": 1024, "of": 7, "text": "cänary at 1024, pin 7"}
+    kept = {**value, "text": "[secret] at [env], pin [redacted]"}
+    assert json.loads(redactor.json(json.dumps(value).encode())) == kept
+    lines = b"".join(json.dumps(value).encode() + b"\n" for _ in range(2)) + b'{"cut": "c\xc3\xa4nary'
+    *whole, cut = redactor.json(lines).splitlines()
+    assert [json.loads(line) for line in whole] == [kept, kept]
+    assert cut == b'{"cut": "[secret]'
 
 
 def test_ordinary_text_stays_as_it_is() -> None:
