@@ -170,6 +170,12 @@ _TEXTS: Mapping[str, Callable[[_Fields], str]] = {
     "agent_connected": lambda f: f"agent of host {f.get('host')} is connected, pid {f.get('pid')}",
     "agent_disconnected": lambda f: f"agent of host {f.get('host')} is gone: {f.get('reason')}",
     "host_report": _host_report,
+    "host_lost": lambda f: f"host {f.get('host')}, attempt {f.get('attempt')} is lost{_why(f)}",
+    "launcher_came": lambda _: "a launcher asks which hosts are wanted",
+    "launcher_gone": lambda f: (
+        f"no launcher has asked for {seconds(f.get('silent_s'))} which hosts are wanted"
+    ),
+    "budget_spent": lambda f: str(f.get("reason")),
     "down_requested": lambda f: f"down was asked for: {f.get('reason')}",
     "run_state": _run_state,
     "run_ended": lambda f: f"run ended: {f.get('state')}{_why(f)}",

@@ -8,6 +8,7 @@ __all__ = [
     "Action",
     "CancelTimer",
     "Fence",
+    "HostLost",
     "Probe",
     "ProbeTarget",
     "Release",
@@ -75,6 +76,16 @@ class Fence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostLost:
+    """Write down what a lost host took along: replica groups, and the generation that each of them had."""
+
+    host: str
+    attempt: int
+    groups: tuple[tuple[int, int], ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeTarget:
     """A host to be reached, as its agent said where."""
 
@@ -109,4 +120,6 @@ class CancelTimer:
     name: str
 
 
-Action = Setup | StartGroup | StopGroup | Release | Shutdown | Fence | Probe | SetTimer | CancelTimer
+Action = (
+    Setup | StartGroup | StopGroup | Release | Shutdown | Fence | Probe | HostLost | SetTimer | CancelTimer
+)

@@ -297,6 +297,10 @@ class Controller:
             self._arm(action.name, action.delay_s)
         elif isinstance(action, model.CancelTimer):
             self._timers.cancel(action.name)
+        elif isinstance(action, model.HostLost):
+            groups = [self._book.lost(replica, generation) for replica, generation in action.groups]
+            row = {"event": "host_lost", "host": action.host, "attempt": action.attempt, "groups": groups}
+            self._append({**row, "reason": action.reason})
         else:
             row = self._orders.row(action)
             self._append(row)  # no act without its row

@@ -127,6 +127,7 @@ class Provisioning:
         row = check_host_report(report, attempts, choices=self._settings.choices)
         if not memory.state.phase.ended and not memory.money.repeats(row):
             self._record(row)
+            self._watch_budget()  # another price, another moment
         host = memory.state.host(row["host"])
         return {"host": host.name, "attempt": host.attempt, "phase": str(host.phase)}
 
@@ -155,6 +156,8 @@ class Provisioning:
     # --- the budget ------------------------------------------------------------------------------------------
 
     def _watch_budget(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
         state, now = self._memory().state, (time.monotonic_ns(), time.time_ns() // 1_000_000)
         if self._budget.unlimited or self._closed or state.outcome is not None or state.phase.ended:
             return

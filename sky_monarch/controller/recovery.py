@@ -125,6 +125,7 @@ class RecoveryBook:
         self._hung: dict[int, Mapping[str, Any]] = {}
         self._without_quorum: dict[int, _Record] = {}  # the newest of each replica group
         self._losses: dict[int, list[Mapping[str, Any]]] = {}
+        self._silent: dict[str, tuple[int, int]] = {}  # since when hosts are, monotonic and wall clock
         self.total = 0
         """Failures so far, with those whose record is gone."""
 
@@ -188,6 +189,7 @@ class RecoveryBook:
             "losses": [
                 [replica, [dict(loss) for loss in losses]] for replica, losses in self._losses.items()
             ],
+            "silent": {host: list(since) for host, since in self._silent.items()},
             "total": self.total,
         }
 
@@ -204,6 +206,7 @@ class RecoveryBook:
             (replica, generation): at_ns for replica, generation, at_ns in summary["injected"]
         }
         self._losses = {replica: list(losses) for replica, losses in summary.get("losses", [])}
+        self._silent = {host: (at_ns, at_ms) for host, (at_ns, at_ms) in summary.get("silent", {}).items()}
         self.total = summary["total"]
 
     def _on_injected(self, event: Mapping[str, Any]) -> None:
@@ -249,6 +252,30 @@ class RecoveryBook:
             record.evicted_ns = event["mono_ns"]
             record.evicted_quorum = event["quorum_id"]
             self._without_quorum[event["replica"]] = record
+
+    def _on_agent_disconnected(self, event: Mapping[str, Any]) -> None:
+        self._silent.setdefault(event["host"], (event["mono_ns"], event["wall_ms"]))
+
+    def _on_agent_connected(self, event: Mapping[str, Any]) -> None:
+        self._silent.pop(event.get("host", ""), None)
+
+    def _on_host_lost(self, event: Mapping[str, Any]) -> None:
+        """A host went, and with it whoever could have told of it: it ended when it fell silent."""
+        now = event["mono_ns"], event["wall_ms"]
+        died_ns, wall_ms = self._silent.get(event["host"], now)
+        for lost in event["groups"]:
+            replica = lost["replica"]
+            record = self._open.get(replica)
+            if record is None or record.generation < lost["generation"]:
+                death = {"replica": replica, "generation": lost["generation"], "mono_ns": died_ns}
+                record = self._begin({**death, "wall_ms": wall_ms}, rank=None, exit_=None, oom=False)
+                record.received_ns = now[0]
+                record.cause = f"host {event['host']} was lost: {event['reason']}"
+            record.step = lost["step"] if record.step is None else record.step
+            # The lighthouse drops who is silent by itself, and tells no agent of ours that could say so.
+            if lost["quorum_id"] is not None and record.evicted_quorum is None:
+                record.evicted_quorum = lost["quorum_id"]
+                self._without_quorum[replica] = record
 
     def _on_group_given_up(self, event: Mapping[str, Any]) -> None:
         record = self._of_dead(event)

@@ -17,6 +17,7 @@ from sky_monarch.controller.model import (
     Fence,
     GroupPhase,
     Host,
+    HostLost,
     HostPhase,
     HostReport,
     HostReported,
@@ -143,6 +144,11 @@ class Replacing(Verdict):
             self.actions.append(Fence(host=host.name, attempt=host.attempt, reason=reason))
         timers = (agent_timer, host_timer, probe_timer)
         self.actions += [CancelTimer(name=of(host.name)) for of in timers]
+        # Who left in order has lost nothing, and has said so.
+        trained = () if host.leaving else map(self.state.groups.__getitem__, host.replicas)
+        lost = tuple((g.replica, g.generation) for g in trained if g.started and not g.phase.final)
+        if lost and not self._ending:
+            self.actions.append(HostLost(host=host.name, attempt=host.attempt, groups=lost, reason=why))
         for replica in host.replicas:
             group = self.state.groups[replica]
             if group.phase.final:

@@ -201,6 +201,12 @@ class StatusBook:
         """Whether the end of the run is written down."""
         return self._ended_ns is not None
 
+    def lost(self, replica: int, generation: int) -> dict[str, Any]:
+        """What is known of a generation that went with its host: where it was last seen."""
+        group = self._groups[replica]
+        quorum_id = group.progress.get("quorum_id")
+        return {"replica": replica, "generation": generation, "step": group.step, "quorum_id": quorum_id}
+
     def generations(self, replica: int) -> tuple[int, ...]:
         """Every generation of a group that began, in order."""
         return tuple(self._groups[replica].generations)

@@ -88,6 +88,14 @@ HOSTS = [
         old="        if self.mine is None or self.theirs is None:\n            return None\n",
         new="",
     ),
+    Mutant(
+        f"{_UNIT}test_host_memory.py::"
+        "test_a_lost_host_is_a_failure_of_each_of_its_groups_that_counts_from_when_it_fell_silent",
+        "assert",
+        module="controller/recovery.py",
+        old='self._silent.get(event["host"], now)',
+        new="now",
+    ),
     # Money: what may bill is waited for, and counted.
     Mutant(
         f"{_POLICY}test_the_end_waits_until_every_host_is_down_and_the_head_goes_last",

@@ -146,3 +146,50 @@ def test_a_summary_of_an_older_version_knows_nothing_of_hosts_and_is_taken_up() 
     assert again.state == one.state
     actions = again.apply({"event": "agent_disconnected", "host": "local", "reason": "gone", **stamp})
     assert [type(action).__name__ for action in actions] == ["SetTimer"]
+
+
+def test_a_lost_host_is_a_failure_of_each_of_its_groups_that_counts_from_when_it_fell_silent() -> None:
+    one, at_s = memory(), 100
+
+    def add(event: str, after_s: int = 0, **fields: Any) -> None:
+        nonlocal at_s
+        at_s += after_s
+        row = {"event": event, "mono_ns": at_s * 10**9, "wall_ms": at_s * 1000, **fields}
+        for action in one.apply(row):
+            if isinstance(action, model.HostLost):
+                groups = [one.book.lost(*lost) for lost in action.groups]
+                add("host_lost", host=action.host, groups=groups, reason=action.reason)
+
+    def trains(replica: int, generation: int, step: int, after_s: int) -> None:
+        whose = {"replica": replica, "generation": generation, "host": f"h{replica}"}
+        add("generation_started", **whose)
+        add("rank_spawned", **whose, rank=0, pid=5, warm=False)
+        add("first_commit", after_s, **whose, step=step)
+
+    for row in rows():
+        if row["event"] == "host_leaving":
+            break
+        one.apply(row)
+    progress = {"slot": {"replica": 0, "rank": 0}, "generation": 1, "step": 40, "quorum_id": 7, "mono_ns": 5}
+    one.book.progress({**progress, "metrics": {}})
+    add("agent_disconnected", host="h0", reason="gone")
+    add("timer_fired", 30, timer="agent:h0")
+    add("quorum_changed", replica=1, generation=1, step=41, quorum_id=8, participants=1)
+    add("agent_connected", 5, host="h0", attempt=2, incarnation=9, pid=1, groups=[])
+    add("setup_finished", host="h0", exit={"code": 0}, timed_out=False, tail=[])
+    trains(0, one.state.groups[0].generation, 70, after_s=3)
+    again = memory()
+    again.restore(json.loads(json.dumps(one.summary())))
+    (record,) = again.book.recoveries.documents()
+    assert (record["replica"], record["generation"]) == (0, 1)
+    assert record["cause"] == "host h0 was lost: its agent was silent for 30 s"
+    assert (record["step"], record["lost_steps"]) == (40, 29)
+    assert (record["detect_s"], record["quorum_s"], record["first_commit_s"]) == (30, 30, 38)
+
+
+def test_a_host_that_left_in_order_is_no_failure() -> None:
+    one, actions = memory(), []
+    for row in rows():
+        actions += one.apply(row)
+    lost = [action for action in actions if isinstance(action, model.HostLost)]
+    assert lost == [], "h1 has said that it leaves"
