@@ -168,30 +168,32 @@ def look_up(task: Mapping[str, Any]) -> Verdict:
 _importing = threading.Lock()
 
 
+def _sky() -> Any:
+    try:
+        with (
+            _importing
+        ):  # its modules import each other in circles, which two threads at a time do not survive
+            import sky
+    except ImportError as error:
+        raise SkyPilotError(
+            f"SkyPilot cannot be imported: {error}",
+            classes=("SkyPilotMissing",),
+            hint="pip install 'sky-monarch[sky]'",
+        ) from error
+    return sky
+
+
 def _within(limit_s: float, work: Callable[[Any], T]) -> T:
     """Call SkyPilot, with its module; whatever is raised becomes one kind of error, with the names of what it was.
 
     Raises:
         SkyPilotError: What was raised, or nothing came within ``limit_s``.
     """
+    sky = _sky()  # takes seconds, a minute on a busy machine: no part of the limit
     done: list[T] = []
     failed: list[SkyPilotError] = []
 
     def call() -> None:
-        try:
-            with (
-                _importing
-            ):  # its modules import each other in circles, which two threads at a time do not survive
-                import sky
-        except ImportError as error:
-            failed.append(
-                SkyPilotError(
-                    f"SkyPilot cannot be imported: {error}",
-                    classes=("SkyPilotMissing",),
-                    hint="pip install 'sky-monarch[sky]'",
-                )
-            )
-            return
         try:
             done.append(work(sky))
         except SkyPilotError as error:

@@ -255,6 +255,10 @@ def launch_job(job: Job, *, timeout_s: float, **options: Any) -> Run:
 def launch_plan(planned: LocalPlan | RemotePlan, *, timeout_s: float) -> Run:
     """Launch what was planned; see :func:`launch_job`."""
     plan = planned.head if isinstance(planned, RemotePlan) else planned
+    if isinstance(planned, RemotePlan) and planned.provider == "skypilot":
+        from sky_monarch.launch import skypilot
+
+        skypilot.ensure_server()  # what the run itself would start would end with it
     if (lost := _lost(plan)) is not None and lost.resume(timeout_s=timeout_s):
         return lost
     shipment = planned.shipment if isinstance(planned, RemotePlan) else None

@@ -96,7 +96,7 @@ def attempt(work):
         return {"kind": said.kind, "reason": str(said), "away": error.is_away, "forgotten": error.is_forgotten}
 
 task = json.loads(sys.stdin.read())
-out = {}
+out = {"ensure": [attempt(skypilot.ensure_server)]}
 out["launch"] = attempt(lambda: skypilot.launch(task, "demo-h0"))
 out["bad task"] = attempt(lambda: skypilot.launch({**task, "resources": {"colour": "red"}}, "demo-h0"))
 out["status"] = [attempt(lambda: skypilot.status(["demo-h0"], refresh=way)) for way in (True, False)]
@@ -125,6 +125,7 @@ dead.set()
 server.shutdown()
 server.server_close()
 out["away"] = [attempt(lambda: skypilot.is_done("running")), attempt(lambda: skypilot.launch(task, "demo-h0"))]
+out["ensure"].append(attempt(skypilot.ensure_server))
 print("SAID " + json.dumps([out, posts, asked]))
 """
 
@@ -230,6 +231,10 @@ def test_what_a_launch_ended_with_is_understood(said):
 
 
 def test_a_server_that_is_away_is_none_that_has_forgotten_and_none_is_started(said):
+    assert said[0]["ensure"][0] == {"value": None}
+    assert "Unable to start local API server" in said[0]["ensure"][1]["reason"], (
+        "one elsewhere is not replaced"
+    )
     for answer in said[0]["away"]:
         assert answer["kind"] == "error"
         assert (answer["away"], answer["forgotten"]) == (True, False)
