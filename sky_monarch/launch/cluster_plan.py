@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from sky_monarch.config.checkpoint_target import folder_of
 from sky_monarch.config.sync import EVERY_STEP
 from sky_monarch.errors import ConfigError
 from sky_monarch.gpus import GPUS
@@ -367,6 +368,8 @@ def _notes(
     if offer and offer.in_catalog is not True:
         known = "has no row for it" if offer.in_catalog is False else "was not read"
         yield f"SkyPilot's own catalog {known}: `sky launch` may not find it"
+    if job.checkpoint is not None and folder_of(job.checkpoint.to) is not None:
+        yield f"checkpoint.to, {job.checkpoint.to}, must be a folder that all hosts share, or it is lost with its host"
     if head.own and offer and offer.price(spot=candidate.use_spot) is not None:
         yield f"the price of {head.cluster} (2 CPUs) is not known, and not in the sum"
     if head.kind == "here" and cloud.name != "slurm":

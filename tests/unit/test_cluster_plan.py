@@ -353,3 +353,14 @@ def test_a_thousand_groups_are_planned_at_once():
 
     assert len(found.choices[0].hosts) == 1000
     assert len({cluster for cluster, _ in found.choices[0].tasks}) == 1000
+
+
+def test_a_folder_for_checkpoints_has_to_be_shared_by_the_hosts_and_the_plan_says_so():
+    def notes(to: str) -> str:
+        where = (
+            f"checkpoint: {{to: {to}, every_steps: 5}}\ninfra: slurm\nresources: {{accelerators: MI300X:2}}"
+        )
+        return "\n".join(first(where).notes)
+
+    assert "must be a folder that all hosts share" in notes("/shared/ckpt")
+    assert "share" not in notes("s3://bucket/ckpt")
