@@ -53,7 +53,7 @@ class Client(Workbench):
         folder.mkdir()
         super().__init__(folder, extra_env=site.sky.env)
         # What lies beside a job file is shipped with it, and the state of runs is no part of that.
-        self.home = site.slurm.root / "runs"
+        self.home = site.slurm.root / "state-home"
         self.env["SKY_MONARCH_STATE_DIR"] = str(self.home)
         self._slurm = site.slurm
 
