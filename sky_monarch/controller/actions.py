@@ -30,12 +30,16 @@ class Setup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartGroup:
-    """Start a group with a lease of ``max_restarts``."""
+    """Start a group with a lease of ``max_restarts``.
+
+    ``spent_s`` says how long ago the others were spent: they are allowed again once they have left the window.
+    """
 
     host: str
     replica: int
     generation: int
     max_restarts: int
+    spent_s: tuple[float, ...] = ()
     reason: str
 
 

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +103,7 @@ class Plans:
                     action.replica,
                     generation=action.generation,
                     max_restarts=action.max_restarts,
+                    spent_s=action.spent_s,
                     fired=fired,
                 )
                 return {"type": "start_group", **plan}
@@ -136,7 +137,13 @@ class Plans:
         }
 
     def group(
-        self, replica: int, *, generation: int, max_restarts: int, fired: Collection[int] = ()
+        self,
+        replica: int,
+        *,
+        generation: int,
+        max_restarts: int,
+        spent_s: Sequence[float] = (),
+        fired: Collection[int] = (),
     ) -> dict[str, Any]:
         """The ``GroupPlan`` of one replica group.
 
@@ -144,6 +151,7 @@ class Plans:
             replica: Which.
             generation: Of its first start.
             max_restarts: Lease of restarts; at most the job's.
+            spent_s: How long ago the others were spent.
             fired: Injections that were carried out already.
         """
         job, recovery = self._job, self._job.recovery
@@ -163,6 +171,7 @@ class Plans:
             "recovery": {
                 "max_restarts": min(max_restarts, recovery.max_restarts),
                 "window_s": recovery.window_s,
+                "spent_s": list(spent_s),
                 "backoff_s": recovery.backoff_s,
                 "backoff_max_s": recovery.backoff_max_s,
                 "startup_limit_s": None if recovery.startup_limit_s == "off" else recovery.startup_limit_s,

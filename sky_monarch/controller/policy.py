@@ -69,7 +69,7 @@ class Decision(NamedTuple):
 
 def step(state: State, event: Event, limits: Limits) -> Decision:
     """Decide what follows from ``event``."""
-    turn = _Turn(state, limits)
+    turn = _Turn(state, limits, now_ns=getattr(event, "mono_ns", None))
     turn.take(event)
     turn.settle()
     actions = turn.actions
@@ -301,7 +301,8 @@ class _Turn(Probing):
     def _start_again(self, group: Group, mono_ns: int) -> None:
         """Start a group whose processes ended with their agent: it costs a restart like any other."""
         oldest = mono_ns - round(self.limits.window_s * 1e9)
-        spent = tuple(at for at in group.restarts_ns if at > oldest)
+        # One that is yet to come was before the machine was started anew, and its clock with it.
+        spent = tuple(min(at, mono_ns) for at in group.restarts_ns if at > oldest)
         why = f"the agent of host {group.host} restarted"
         if len(spent) >= self.limits.max_restarts:
             self._give_up(group, f"after {count_of(len(spent), 'restart')}: {why}")

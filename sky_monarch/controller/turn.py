@@ -30,10 +30,12 @@ class Turn:
     Args:
         state: Before the event.
         limits: Of the run.
+        now_ns: When the event happened, where it says so.
     """
 
-    def __init__(self, state: State, limits: Limits) -> None:
+    def __init__(self, state: State, limits: Limits, *, now_ns: int | None = None) -> None:
         self.before = state
+        self.now_ns = now_ns
         self.state = state
         self.limits = limits
         self.actions: list[Action] = []
@@ -48,12 +50,15 @@ class Turn:
     def _start_group(self, group: Group, *, generation: int, reason: str) -> None:
         self._group(group.replica, started=True, generation=generation, phase=GroupPhase.STARTING)
         left = max(0, self.limits.max_restarts - len(group.restarts_ns))
+        # Where the event tells no time, as if the last one were now: rather too few are left than too many.
+        now_ns = max(group.restarts_ns, default=0) if self.now_ns is None else self.now_ns
         self.actions.append(
             StartGroup(
                 host=group.host,
                 replica=group.replica,
                 generation=generation,
                 max_restarts=left,
+                spent_s=tuple(max(0, now_ns - at) / 1e9 for at in group.restarts_ns),
                 reason=reason,
             )
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from typing import Any
 
 import pytest
 
@@ -100,6 +101,31 @@ def test_a_window_without_a_failure_gives_the_budget_back(workbench: Workbench) 
     kill(3)
     eventually(lambda: workbench.status(name)["groups"][1]["state"] == "GIVEN_UP")
     assert generation_of(workbench.status(name), 1) == 3
+
+
+def test_what_a_killed_agent_has_spent_is_given_back_like_all_else(workbench: Workbench) -> None:
+    window_s = 4.0
+    job = workbench.job(
+        "inherited",
+        run=f"{FREE_RANK} --steps 5000",
+        replicas=1,
+        recovery={"max_restarts": 1, "window_s": window_s},
+    )
+    name = workbench.up(job)
+    before = workbench.wait_for_step(name, 1)
+    os.kill(before["agent_pid"], signal.SIGKILL)
+
+    def runs(generation: int) -> dict[str, Any] | None:
+        now = workbench.status(name)
+        running = now["groups"][0]["state"] == "RUNNING" and pid_of(now, 0)
+        return now if generation_of(now, 0) == generation and running else None
+
+    now = eventually(lambda: runs(2), what="its keeper starts another agent")
+    assert now["groups"][0]["restarts_left"] == 0
+    time.sleep(window_s)  # nothing fails meanwhile: that is the condition
+    assert workbench.status(name)["groups"][0]["restarts_left"] == 1
+    os.kill(pid_of(now, 0), signal.SIGKILL)
+    eventually(lambda: runs(3), what="what is left according to the status is also granted")
 
 
 @pytest.mark.parametrize(("min_replicas", "state"), [(2, "SUCCEEDED"), (3, "FAILED")])

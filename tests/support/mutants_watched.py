@@ -24,6 +24,13 @@ WATCHED = [
         f"{_WATCHDOG}test_who_pauses_is_left_alone_until_its_pause_is_over",
         "a pause is no hang",
     ),
+    replaced(
+        "training/agent_link.py",
+        "*(self._pauses[-1] if self._pauses else (what, 0.0))",
+        "what, 0.0",
+        f"{_WATCHDOG}test_a_pause_inside_of_another_takes_nothing_from_it",
+        "the outer pause was not over",
+    ),
     left_out(
         "no_backoff",
         f"{_BUDGETS}test_delays_double_and_are_kept_over_a_death_of_the_controller_and_the_last_one_fails_the_run",
@@ -33,6 +40,13 @@ WATCHED = [
         "never_forget",
         f"{_BUDGETS}test_a_window_without_a_failure_gives_the_budget_back",
         "it is restarted once more",
+    ),
+    replaced(
+        "controller/turn.py",
+        "                spent_s=tuple(max(0, now_ns - at) / 1e9 for at in group.restarts_ns),\n",
+        "",
+        f"{_BUDGETS}test_what_a_killed_agent_has_spent_is_given_back_like_all_else",
+        "what is left according to the status is also granted",
     ),
     left_out(
         "no_watchdog",

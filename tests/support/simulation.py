@@ -313,7 +313,10 @@ class Simulation:
                 mine = agent.groups.get(action.replica)
                 if mine is not None and (not mine.phase.final or action.generation <= mine.generation):
                     return  # as the real one: what lives is not doubled
-                agent.groups[action.replica] = Mine(action.generation, action.max_restarts)
+                mine = Mine(action.generation, action.max_restarts, restarts=len(action.spent_s))
+                agent.groups[action.replica] = mine
+                for age_s in action.spent_s:
+                    self.after(max(0.0, self.limits.window_s - age_s), lambda mine=mine: self._forget(mine))
                 self._begin(agent, action.replica)
             case model.StopGroup():
                 mine = agent.groups.get(action.replica)

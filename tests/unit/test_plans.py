@@ -91,6 +91,13 @@ def test_a_lease_never_exceeds_the_budget_of_the_job() -> None:
     plans = Plans(settings(recovery={"max_restarts": 3}), python=PYTHON)
     lease = [plans.group(0, generation=1, max_restarts=n)["recovery"]["max_restarts"] for n in (99, 2, 0)]
     assert lease == [3, 2, 0]
+    start = model.StartGroup(
+        host="local", replica=0, generation=2, max_restarts=1, spent_s=(7.5, 0.0), reason="again"
+    )
+    recovery = plans.command(start)["recovery"]
+    assert (recovery["max_restarts"], recovery["spent_s"]) == (1, [7.5, 0.0]), (
+        "the agent forgets them in time"
+    )
 
 
 def test_limits_keep_their_meaning_on_the_wire() -> None:

@@ -296,6 +296,34 @@ def test_an_agent_that_restarted_costs_each_of_its_groups_one_restart_of_the_bud
     assert run.state.phase is RunPhase.FAILED
 
 
+def test_what_was_spent_before_an_agent_restarted_is_given_back_in_time():
+    seconds = 10**9
+    run = Run()
+    run.up()
+    run.feed(model.RestartScheduled(replica=0, generation=2, mono_ns=100 * seconds))
+    run.feed(model.AgentDisconnected(host="local"))
+    starts = kinds(run.connect(incarnation=8, mono_ns=340 * seconds), StartGroup)
+    assert [(start.max_restarts, start.spent_s) for start in starts] == [
+        (0, (240.0, 0.0)),
+        (1, (0.0,)),
+        (1, (0.0,)),
+    ]
+
+
+def test_restarts_before_the_machine_was_started_anew_are_forgotten_a_window_later():
+    seconds = 10**9
+    run = Run()
+    run.up()
+    run.feed(model.RestartScheduled(replica=0, generation=2, mono_ns=9_000_000 * seconds))
+    run.feed(model.AgentDisconnected(host="local"))
+    starts = kinds(run.connect(incarnation=8, mono_ns=50 * seconds), StartGroup)
+    assert starts[0].spent_s == (0.0, 0.0), "nobody can say how long ago it was"
+    run.feed(model.AgentDisconnected(host="local"))
+    later = 50 + LIMITS.window_s + 1
+    (start, *_) = kinds(run.connect(incarnation=9, mono_ns=round(later * seconds)), StartGroup)
+    assert (start.max_restarts, start.spent_s) == (1, (0.0,))
+
+
 def test_a_silent_agent_fails_the_run_after_its_limit_and_a_short_silence_does_not():
     run = Run()
     run.up()

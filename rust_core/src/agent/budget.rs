@@ -34,14 +34,19 @@ pub enum Verdict {
 }
 
 impl Budget {
-    /// An unspent budget.
+    /// The budget as earlier agents have left it, at 0 s of the caller's time.
     pub fn new(recovery: &Recovery) -> Self {
+        // A moment that cannot be is as bad as now: rather too few restarts are left than too many.
+        let ages = recovery.spent_s.iter().map(|age| if age.is_finite() { age.max(0.0) } else { 0.0 });
+        let mut spent: Vec<f64> = ages.map(|age| -age).collect();
+        spent.sort_by(f64::total_cmp);
+        let earlier = u32::try_from(spent.len()).unwrap_or(u32::MAX);
         Self {
-            max_restarts: recovery.max_restarts,
+            max_restarts: recovery.max_restarts.saturating_add(earlier),
             window_s: recovery.window_s,
             backoff_s: recovery.backoff_s,
             backoff_max_s: recovery.backoff_max_s,
-            spent: VecDeque::new(),
+            spent: spent.into(),
             fruitless: 0,
         }
     }
@@ -84,9 +89,14 @@ mod tests {
     use crate::protocol::ProgressLimit;
 
     fn budget(max_restarts: u32) -> Budget {
+        left_by_others(max_restarts, Vec::new())
+    }
+
+    fn left_by_others(max_restarts: u32, spent_s: Vec<f64>) -> Budget {
         Budget::new(&Recovery {
             max_restarts,
             window_s: 100.0,
+            spent_s,
             backoff_s: 1.0,
             backoff_max_s: 5.0,
             startup_limit_s: None,
@@ -135,6 +145,18 @@ mod tests {
             assert!(granted.iter().filter(|at| now_s - **at <= 100.0).count() <= 3);
         }
         assert!(granted.len() > 100, "a window without failure frees the budget");
+    }
+
+    #[test]
+    fn what_an_earlier_agent_has_spent_is_given_back_when_it_would_have_been_without_its_death() {
+        let mut budget = left_by_others(1, vec![10.0, 90.0]);
+        assert_eq!(budget.restarts(0.0), 2);
+        assert_eq!(budget.decide(1.0, true), Verdict::Restart { delay_s: 0.0, left: 0 });
+        assert_eq!(budget.decide(9.0, true), Verdict::GiveUp { restarts: 3 }, "the older one is 99 s old");
+        assert_eq!(budget.decide(11.0, true), Verdict::Restart { delay_s: 0.0, left: 0 });
+        assert_eq!(left_by_others(0, vec![0.0]).decide(99.0, true), Verdict::GiveUp { restarts: 1 });
+        assert_eq!(left_by_others(0, vec![0.0]).restarts(101.0), 0);
+        assert_eq!(left_by_others(0, vec![f64::NAN, -5.0, f64::INFINITY]).restarts(99.0), 3);
     }
 
     #[test]

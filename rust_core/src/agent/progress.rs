@@ -102,6 +102,7 @@ mod tests {
         Recovery {
             max_restarts: 3,
             window_s: 100.0,
+            spent_s: Vec::new(),
             backoff_s: 1.0,
             backoff_max_s: 5.0,
             startup_limit_s: Some(30.0),

@@ -138,6 +138,10 @@ pub struct Recovery {
     pub max_restarts: u32,
     /// Restarts older than this are forgotten.
     pub window_s: f64,
+    /// How long ago earlier agents have spent restarts of this group, seconds. They are spent beside `max_restarts`, and
+    /// allowed again once they are forgotten.
+    #[serde(default)]
+    pub spent_s: Vec<f64>,
     /// First delay of a restart; doubles with each restart that brought no progress. 0 for the first restart.
     pub backoff_s: f64,
     /// Longest delay.

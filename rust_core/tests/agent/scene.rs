@@ -309,6 +309,7 @@ pub fn shell(replica: u32, script: &str) -> GroupPlan {
         recovery: Recovery {
             max_restarts: 3,
             window_s: 600.0,
+            spent_s: Vec::new(),
             backoff_s: 0.05,
             backoff_max_s: 2.0,
             startup_limit_s: None,

@@ -96,21 +96,25 @@ class Uploader:
         home = self._folder.path / it.name
         if (home / UPLOADED).exists():
             return
-        with self._locked(home) as mine:
-            if not mine or (home / UPLOADED).exists():
-                return
-            self._current = it.name
-            started = time.monotonic()
-            try:
-                self._store.upload(home, it)
-                (home / UPLOADED).touch()
-                self._store.retire(self._keep, newest=it.name)
-            except Exception as error:  # noqa: BLE001  # the stores' libraries have no common tree
-                logger.warning("the checkpoint of step %d is not at %s: %s", it.step, self._store.url, error)
-                self._failed(it, error)
-                return
-            finally:
-                self._current = None
+        # Before the lock is there: a look at it from within this process would open it.
+        self._current = it.name
+        try:
+            with self._locked(home) as mine:
+                if not mine or (home / UPLOADED).exists():
+                    return
+                started = time.monotonic()
+                try:
+                    self._store.upload(home, it)
+                    (home / UPLOADED).touch()
+                    self._store.retire(self._keep, newest=it.name)
+                except Exception as error:  # noqa: BLE001  # the stores' libraries have no common tree
+                    logger.warning(
+                        "the checkpoint of step %d is not at %s: %s", it.step, self._store.url, error
+                    )
+                    self._failed(it, error)
+                    return
+        finally:
+            self._current = None
         logger.info(
             "uploaded the checkpoint of step %d, %d bytes, in %.2f s",
             it.step,
