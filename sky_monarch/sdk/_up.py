@@ -258,14 +258,10 @@ def launch_plan(planned: LocalPlan | RemotePlan, *, timeout_s: float) -> Run:
     if isinstance(planned, RemotePlan) and planned.provider == "skypilot":
         from sky_monarch.launch import skypilot
 
-        skypilot.ensure_server()  # what the run itself would start would end with it
+        skypilot.ensure_server()  # no process of the run starts one: it would end with the run
     if (lost := _lost(plan)) is not None and lost.resume(timeout_s=timeout_s):
         return lost
     shipment = planned.shipment if isinstance(planned, RemotePlan) else None
-    if shipment is not None:
-        from sky_monarch.launch import skypilot
-
-        skypilot.ensure_server()  # no process of the run starts one: it would end with the run
     run = Run(RunFolder(plan.run_dir))
     local.launch(
         plan,
