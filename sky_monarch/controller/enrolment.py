@@ -43,7 +43,10 @@ class Enrolments:
 
     def document(self, state: State) -> dict[str, Any]:
         """The answer to ``GET /v1/hosts/wanted``. It holds secrets."""
-        hosts = [self._host(state, host) for host in state.hosts if host.provisioned]
+        # Of a host whose attempts were forgotten nothing is wanted yet: a launcher would end what lives there.
+        listed = (host for host in state.hosts if host.provisioned)
+        known = (host for host in listed if host.attempt or not is_wanted(state, host))
+        hosts = [self._host(state, host) for host in known]
         return {"version": state.wanted, "controller": self._settings.reached_at, "hosts": hosts}
 
     def _host(self, state: State, host: Host) -> dict[str, Any]:

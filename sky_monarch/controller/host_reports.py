@@ -54,7 +54,7 @@ def check_host_report(
     if kind is not None or state is HostReported.FAILED:
         kind = str(_word(FailureKind.ERROR if kind is None else kind, FailureKind, "kind"))
     attempt = report.get("attempt")
-    if not _whole(attempt, 1, attempts[host]):
+    if not _whole(attempt, min(1, attempts[host]), attempts[host]):  # 0: which ones there were is forgotten
         raise ConfigError(f"attempt {attempt!r:.20} at host {host}: it is at attempt {attempts[host]}")
     choice = report.get("choice")
     if choice is not None and not _whole(choice, 0, max(0, choices - 1)):

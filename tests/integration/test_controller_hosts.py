@@ -33,7 +33,6 @@ class Launched:
             min_replicas=1,
             **options,
         )
-        self.run.module = "tests.support.told_attempts"
         self.run.start()
         self.agents = [ScriptedAgent(self.run, host="head").connect()]
 

@@ -151,6 +151,9 @@ def test_a_silent_stream_shows_signs_of_life(monkeypatch: pytest.MonkeyPatch) ->
         def ended(self) -> bool:
             return False
 
+        def awaited(self, host: str) -> bool:
+            return False
+
     monkeypatch.setattr("sky_monarch.controller.logs._KEEP_ALIVE_S", 0.1)
     reader = LogReader(Silent())
 

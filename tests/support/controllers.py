@@ -227,7 +227,7 @@ class ScriptedAgent:
             "role": "agent",
             "host": self.host,
             "attempt": self.attempt,
-            "pid": self.attempt or os.getpid(),
+            "pid": os.getpid(),
             "incarnation": self.incarnation,
             "groups": list(self.groups.values()),
         }

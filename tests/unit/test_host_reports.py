@@ -127,6 +127,26 @@ def test_each_attempt_gets_a_certificate_of_its_own_while_it_is_coming() -> None
     assert "t0ken" not in public
 
 
+def test_without_its_journal_a_run_wants_nothing_of_hosts_that_may_live() -> None:
+    run, issuer = HostRun(), Issuer()
+    run.feed(model.JournalLost(reason="it is gone"))
+    lost = told(run, issuer)
+    assert lost["hosts"] == [], "an older attempt than what lives would end it"
+    run.connect("h1", attempt=3)
+    answer = told(run, issuer)
+    assert [(host["host"], host["attempt"], host["want"]) for host in answer["hosts"]] == [("h1", 3, "up")]
+    assert answer["version"] > lost["version"]
+    run.timer("agent:h0")
+    assert [host["host"] for host in told(run, issuer)["hosts"]] == ["h0", "h1"]
+    run.down()
+    assert [(host["host"], host["want"]) for host in told(run, issuer)["hosts"]] == [
+        ("h0", "down"),
+        ("h1", "up"),
+        ("h2", "down"),
+    ], "whatever there is of it goes"
+    assert check_host_report({"host": "h2", "attempt": 0, "state": "down"}, {"h2": 0}, choices=1)
+
+
 def test_an_agent_is_told_who_it_is_and_where_the_head_is() -> None:
     run = HostRun()
     agent = told(run, Issuer(), base_env={})["hosts"][0]["agent"]
