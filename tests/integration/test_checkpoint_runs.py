@@ -123,6 +123,7 @@ def test_groups_whose_host_is_taken_away_save_the_step_that_they_have(workbench:
     assert len(committed) == 2
     assert min(committed) >= 10
     saved = [event["step"] for event in events if event["event"] == "checkpoint_saved"]
+    assert saved, "it was saved before they went"
     assert max(saved) == max(committed), "nothing that was committed is lost"
     assert {int(path.name[5:17]) for path in folder.glob("step-*")} == set(saved)
     exits = [event["exit"] for event in events if event["event"] == "rank_exited"]
