@@ -80,7 +80,7 @@ def test_the_folder_of_our_python_comes_first_unless_an_environment_is_active() 
     assert path({"PATH": "/usr/bin:/opt/sky/bin"}) == "/opt/sky/bin:/usr/bin", (
         "once, however often it is done"
     )
-    assert path({}) == f"/opt/sky/bin:{os.defpath}"
+    assert path({"HOME": "/home/u"}) == f"/opt/sky/bin:{os.defpath}"
     assert path({"PATH": "/v/bin", "VIRTUAL_ENV": "/v"}) == "/v/bin"
     assert path({"PATH": "/c/bin", "CONDA_PREFIX": "/c"}) == "/c/bin"
     assert path({"PATH": "/usr/bin", "VIRTUAL_ENV": ""}) == "/opt/sky/bin:/usr/bin"
@@ -149,6 +149,7 @@ def test_a_checkpoint_is_told_with_its_absolute_folder() -> None:
         "to": "/data/job/ckpt",
         "every_steps": 10,
         "keep": 2,
+        "on_notice": "leave",
     }
     assert "SKY_MONARCH_CHECKPOINT" not in group()["envs"]
 
