@@ -120,7 +120,7 @@ def test_what_a_killed_agent_has_spent_is_given_back_like_all_else(workbench: Wo
         running = now["groups"][0]["state"] == "RUNNING" and pid_of(now, 0)
         return now if generation_of(now, 0) == generation and running else None
 
-    now = eventually(lambda: runs(2), what="its keeper starts another agent")
+    now = eventually(lambda: runs(2), what="its keeper starts another agent", comes_always=True)
     assert now["groups"][0]["restarts_left"] == 0
     time.sleep(window_s)  # nothing fails meanwhile: that is the condition
     assert workbench.status(name)["groups"][0]["restarts_left"] == 1

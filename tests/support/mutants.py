@@ -100,7 +100,7 @@ _RUNNING = [
     replaced(
         "sdk/run.py",
         """        elif self._folder.phase() is Phase.LIVE and self._ask_down(grace_s, reason):
-            self._await_end(grace_s)
+            self._await_end(grace_s + _DOWN_MARGIN_S)
         left = local.reap(self._folder, grace_s=grace_s)
 """,
         "        left = []\n",
@@ -110,7 +110,7 @@ _RUNNING = [
     replaced(
         "sdk/run.py",
         """        elif self._folder.phase() is Phase.LIVE and self._ask_down(grace_s, reason):
-            self._await_end(grace_s)
+            self._await_end(grace_s + _DOWN_MARGIN_S)
         left = local.reap(self._folder, grace_s=grace_s)
 """,
         "        left = []\n",
@@ -259,7 +259,7 @@ _RUNNING = [
     replaced(
         "sdk/run.py",
         """        elif self._folder.phase() is Phase.LIVE and self._ask_down(grace_s, reason):
-            self._await_end(grace_s)
+            self._await_end(grace_s + _DOWN_MARGIN_S)
         left = local.reap(self._folder, grace_s=grace_s)
 """,
         "        left = []\n",
@@ -328,8 +328,8 @@ _RUNNING = [
     ),
     replaced(
         "training/drain.py",
-        "        self._asked.set()\n",
-        "        del frame\n",
+        "FrameType | None) -> None:  # noqa: ARG002\n        self._asked.set()\n",
+        "FrameType | None) -> None:\n        del frame\n",
         f"{SESSION}test_a_drained_replica_finishes_its_step_and_exits_0_while_the_others_go_on",
         "still runs after 15 s",
     ),
