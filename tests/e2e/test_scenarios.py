@@ -235,7 +235,10 @@ def test_a_pre_empted_group_loses_nothing_waits_and_returns_when_there_is_room(
         waiting = client.status(name)
         assert waiting["state"] == "DEGRADED"
         at = waiting["step"]
-        eventually(lambda: client.status(name)["step"] > at + 100, within_s=60, what="the others train on")
+        eventually(
+            lambda: client.host(name, 0)["phase"] == "WAITING", within_s=200, what="there is no room for it"
+        )
+        assert client.status(name)["step"] > at + 10, "the others train on"
         running = {key for key, job in client.host_jobs(name).items() if job.state == "RUNNING"}
         assert running == {f"{name}-h1", f"{name}-h2"}
     finally:
