@@ -142,6 +142,7 @@ def test_a_checkpoint_is_told_with_its_absolute_folder() -> None:
         "to": "/data/job/ckpt",
         "every_steps": 10,
         "keep": 2,
+        "on_notice": "leave",
     }
     assert "SKY_MONARCH_CHECKPOINT" not in group()["envs"]
 
