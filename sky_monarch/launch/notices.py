@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["notices_on", "preemption_hook"]
+__all__ = ["hooks_on", "notices_on", "preemption_hook"]
 
 # Those that `rust_core/src/agent/notice.rs` knows.
 _CLOUDS = frozenset({"aws", "azure", "gcp", "oci", "runpod"})
 
+# Where SkyPilot runs a host as a pod: a pool of hosts by SSH is a small Kubernetes, too.
+_PODS = frozenset({"k8s", "kubernetes", "ssh"})
 # The hook itself has to start, and to end.
 _SPARE_S = 5
 
@@ -23,8 +25,26 @@ def notices_on(infra: str) -> dict[str, str]:
     Args:
         infra: The place, such as ``azure`` or ``oci/region/zone``.
     """
-    place = infra.partition("/")[0].lower()
+    place = _place(infra)
     return {"kind": place if place in _CLOUDS else "off"}
+
+
+def hooks_on(infra: str, *, ship_id: str, folder: str) -> list[dict[str, Any]]:
+    """``config.hooks`` of the task of a host; none where SkyPilot runs none.
+
+    Args:
+        infra: The place.
+        ship_id: What was shipped, as ``host.sh`` has it.
+        folder: The agent's, below ``~/.sky-monarch/runs``.
+    """
+    if _place(infra) not in _PODS:
+        return []
+    home = "$HOME/.sky-monarch"
+    return [preemption_hook(python=f"{home}/{ship_id}/bin/python", directory=f"{home}/runs/{folder}")]
+
+
+def _place(infra: str) -> str:
+    return infra.partition("/")[0].lower()
 
 
 def preemption_hook(*, python: str, directory: str, grace_s: int = 40) -> dict[str, Any]:

@@ -6,24 +6,31 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from sky_monarch.launch.notices import hooks_on, notices_on
 from sky_monarch.provision.provider import HostOrder
 
 __all__ = ["address", "armed", "variables"]
 
 
 def address(task: Mapping[str, Any], order: HostOrder) -> dict[str, Any]:
-    """The task with what the agent of this attempt is told.
+    """The task with what the agent of this attempt is told, and who tells it that its host is taken away.
 
     What is secret stands in ``secrets`` alone, which SkyPilot redacts where it shows a task.
     """
     run_id = order.agent.get("run_id", "")
-    told = json.dumps(dict(order.agent), separators=(",", ":"))
+    infra = str((task.get("resources") or {}).get("infra") or "")
+    told = json.dumps({"notices": notices_on(infra), **order.agent}, separators=(",", ":"))
     folder = f"{run_id}/{order.host}-a{order.attempt}"
-    return {
+    envs = {**task.get("envs", {}), "SKY_MONARCH_FOLDER": folder, "SKY_MONARCH_HOST": told}
+    whole = {
         **task,
-        "envs": {**task.get("envs", {}), "SKY_MONARCH_FOLDER": folder, "SKY_MONARCH_HOST": told},
+        "envs": envs,
         "secrets": {**task.get("secrets", {}), "SKY_MONARCH_ENROLMENT": order.enrolment},
     }
+    if hooks := hooks_on(infra, ship_id=str(envs.get("SKY_MONARCH_SHIP", "")), folder=folder):
+        config = dict(task.get("config") or {})
+        whole["config"] = {**config, "hooks": [*config.get("hooks", ()), *hooks]}
+    return whole
 
 
 def armed(task: Mapping[str, Any], *, infra: str | None, autodown_minutes: int | None) -> dict[str, Any]:

@@ -6,12 +6,15 @@ import json
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sky_monarch import agent, notice
 from sky_monarch.errors import ConfigError
 from sky_monarch.launch.notices import notices_on, preemption_hook
+from sky_monarch.provision.host_task import address
+from sky_monarch.provision.provider import HostOrder
 from tests.support.waiting import eventually
 
 
@@ -79,3 +82,25 @@ def test_skypilots_hook_tells_the_agent_and_leaves_it_its_time() -> None:
 )
 def test_the_agent_asks_the_cloud_that_it_is_on(infra: str, kind: str) -> None:
     assert notices_on(infra) == {"kind": kind}
+
+
+def addressed(infra: str) -> dict[str, Any]:
+    order = HostOrder(host="demo-h1", attempt=2, want="up", agent={"run_id": "demo-1"}, enrolment="hush-hush")
+    task = {"resources": {"infra": infra}, "envs": {"SKY_MONARCH_SHIP": "0.1.0-abc"}, "run": "x"}
+    return address(task, order)
+
+
+def test_a_pod_has_the_hook_and_a_host_of_a_cloud_asks_that() -> None:
+    pod = addressed("k8s/context")
+    (hook,) = pod["config"]["hooks"]
+    agent = '$HOME/.sky-monarch/0.1.0-abc/bin/python" -m sky_monarch.agent'
+    assert f'"{agent} --notice "$HOME/.sky-monarch/runs/demo-1/demo-h1-a2" ' in hook["run"]
+    assert json.loads(pod["envs"]["SKY_MONARCH_HOST"])["notices"] == {"kind": "off"}
+    assert "hush-hush" not in json.dumps({**pod, "secrets": None})
+
+    machine = addressed("azure/eastus")
+    assert "config" not in machine
+    assert json.loads(machine["envs"]["SKY_MONARCH_HOST"]) == {
+        "run_id": "demo-1",
+        "notices": {"kind": "azure"},
+    }
