@@ -12,7 +12,7 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from sky_monarch.controller.memory import Memory
 from sky_monarch.controller.orders import Orders
 from sky_monarch.controller.plans import Plans
 from sky_monarch.controller.provisioning import Provisioning
-from sky_monarch.controller.rebuild import lost_row, recall
+from sky_monarch.controller.rebuild import begun, lost_row, recall
 from sky_monarch.controller.reserve import Reserve
 from sky_monarch.controller.settings import Settings
 from sky_monarch.controller.status import StatusBook
@@ -248,8 +248,19 @@ class Controller:
                     for group in hello["groups"]
                 ],
                 **attempt,
+                **self._untold(item.host, {group["replica"] for group in hello["groups"]}),
             }
         )
+
+    def _untold(self, host: str, told: Collection[int]) -> dict[str, Any]:
+        """Generations that an agent of this machine began, and died before anybody heard of them."""
+        if host in self._settings.provisioned:
+            return {}
+        replicas = {number for number in self._state.host(host).replicas if number not in told}
+        found = begun(self._settings.run_dir, replicas) if replicas else {}
+        groups = self._state.groups
+        newer = {str(number): last for number, last in found.items() if last > groups[number].generation}
+        return {"begun": newer} if newer else {}
 
     def _fenced(self, host: str, attempt: int) -> str | None:
         return fence_reason(self._state.host(host), attempt, forgotten=self._state.forgotten)

@@ -82,12 +82,14 @@ class AgentConnected:
         groups: All that it supervises.
         attempt: At the host; 0 where it was not provisioned.
         probe: Where other hosts can try whether they reach it; None: nowhere.
+        begun: The newest generation of groups of which the agent before it began some that nobody was told of.
     """
 
     host: str
     incarnation: int
     mono_ns: int
     groups: tuple[Snapshot, ...]
+    begun: tuple[tuple[int, int], ...] = ()
     attempt: int = 0
     probe: str | None = None
 

@@ -230,6 +230,8 @@ class _Turn(Probing):
         if self.state.phase.ended or self.state.reaping is Reaping.NOW:
             self._shutdown(host)
             return
+        for replica, generation in event.begun:
+            self._generations_begun(self.state.groups[replica], generation, event.mono_ns)
         seen = {snapshot.replica: snapshot for snapshot in event.groups}
         for replica in host.replicas:
             group, snapshot = self.state.groups[replica], seen.get(replica)
@@ -241,6 +243,16 @@ class _Turn(Probing):
             self.actions.append(Release(host=event.host, reason="the drain window is over"))
         if host.provisioned:
             (self._prove if before.incarnation is None else self._ask_again)(host)
+
+    def _generations_begun(self, group: Group, generation: int, mono_ns: int) -> None:
+        """No number is given twice: the lighthouse lets none in again, and each one that was begun was a restart."""
+        untold = generation - group.generation
+        if untold > 0:
+            known = group.restarts_ns[: self.limits.max_restarts]
+            # The first generation is none.
+            restarts = untold if group.started else 0
+            more = (mono_ns,) * min(restarts, self.limits.max_restarts - len(known))
+            self._group(group.replica, generation=generation, restarts_ns=(*known, *more))
 
     def _forgotten(self, event: JournalLost) -> None:
         """Begin with next to nothing: the agents tell the rest when they connect."""

@@ -10,7 +10,7 @@ import json
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,14 @@ from sky_monarch.controller.journal import Journal, damaged_name, set_aside
 from sky_monarch.controller.journal_schema import damaged
 from sky_monarch.controller.memory import Memory
 
-__all__ = ["lost_row", "open_journal", "recall"]
+__all__ = ["begun", "lost_row", "open_journal", "recall"]
 
 _log = structlog.get_logger()
 
 _OPEN_S = 5.0
 _PAUSE_S = 0.25
 _PAGE = 2000
+_FOR_GOOD = 2**63  # what the lighthouse lets in no more at all
 _SLOT = re.compile(r"r(\d+)-\d+")
 _SEGMENT = re.compile(r"g(\d+)-\d+\.log")
 
@@ -115,7 +116,7 @@ def lost_row(run_dir: Path, why: str | None, *, replicas: int) -> dict[str, Any]
     Returns:
         None where there never was one: the run is new.
     """
-    generations = _generations(run_dir / "logs", replicas)
+    generations = _generations(run_dir / "logs", range(replicas))
     final = _final(run_dir / "final.json")
     if why is None and not generations and final is None:
         return None
@@ -127,13 +128,27 @@ def lost_row(run_dir: Path, why: str | None, *, replicas: int) -> dict[str, Any]
     }
 
 
-def _generations(logs: Path, replicas: int) -> dict[int, int]:
+def begun(run_dir: Path, replicas: Container[int]) -> dict[int, int]:
+    """The newest generation of each of those groups that has left a trace in the folder of the run.
+
+    An agent that dies takes with it what its controller has not heard yet, such as generations that it began.
+    """
+    found = _generations(run_dir / "logs", replicas)
+    with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+        fences = json.loads((run_dir / "lighthouse.state").read_bytes())["fences"]
+        for replica, fence in ((int(name), int(value)) for name, value in fences.items()):
+            if replica in replicas and fence < _FOR_GOOD:
+                found[replica] = max(fence - 1, found.get(replica, 0))
+    return found
+
+
+def _generations(logs: Path, replicas: Container[int]) -> dict[int, int]:
     """The newest generation of each group that has written a log here."""
     found: dict[int, int] = {}
     with suppress(OSError):
         for slot in logs.iterdir():
             match = _SLOT.fullmatch(slot.name)
-            if match is None or int(match[1]) >= replicas:
+            if match is None or int(match[1]) not in replicas:
                 continue
             names = (_SEGMENT.fullmatch(segment.name) for segment in slot.iterdir())
             newest = max((int(name[1]) for name in names if name), default=0)

@@ -263,6 +263,7 @@ def _connected(row: Mapping[str, Any]) -> model.Event:
         ),
         attempt=row.get("attempt", 0),
         probe=row.get("probe"),
+        begun=tuple((int(replica), number) for replica, number in row.get("begun", {}).items()),
     )
 
 

@@ -13,6 +13,7 @@ from urllib.parse import quote, quote_plus
 
 __all__ = ["Redactor"]
 
+_Bytes = bytes  # inside of the class, that is a method
 _SHORTEST = 4
 _SHORTEST_INHERITED = 6
 _SHORTEST_LINE = 8
@@ -101,7 +102,7 @@ class Redactor:
         """A JSON value without secrets in any of its texts. Where values are unknown, free text goes."""
         return self._walk(value, "")
 
-    def json(self, data: bytes) -> bytes:
+    def json(self, data: _Bytes) -> _Bytes:
         """JSON without secrets in any of its texts, one value a line or one in all: its numbers stay numbers."""
         with contextlib.suppress(ValueError, RecursionError):
             return _dumped(self._texts_of(json.loads(data)), indent=1)

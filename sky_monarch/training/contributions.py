@@ -59,7 +59,8 @@ class Contributions:
         self._sampler = sampler
         self._unit = 1 if sampler is None else sampler.batch_size
         self._counts = torch.zeros(env.replicas, dtype=torch.int64, device=device)
-        self._participants = self._total_before = 0
+        self._participants = 0
+        self._logged = (0, 0)
         self.offered = False
         self.by_replica: list[int] = []
         if sampler is not None:
@@ -181,9 +182,9 @@ class Contributions:
         """
         if not self.offered:
             return {}
-        if self.total != self._total_before:
+        if (self.total, len(members)) != self._logged:
+            self._logged = (self.total, len(members))
             logger.info("step %d: the effective batch is %d, of %d groups", step, self.total, len(members))
-            self._total_before = self.total
         metrics = {"effective_batch": float(self.total)}
         if self._sampler is not None:
             self._sampler.advance(step, self.by_replica, members)

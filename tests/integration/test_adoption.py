@@ -144,6 +144,30 @@ def test_up_of_the_same_job_takes_a_lost_run_up_again_under_its_id_and_with_its_
     eventually(lambda: not workbench.processes(name), within_s=10)
 
 
+def test_what_an_agent_began_before_anybody_heard_of_it_is_not_begun_again_by_the_next(
+    workbench: Workbench,
+) -> None:
+    job = workbench.job("untold", run=f"{FREE_RANK} --steps 5000", replicas=2)
+    name = workbench.up(job)
+    before = workbench.wait_for_step(name, 3)
+    slot = workbench.folder_of(name).path / "logs" / "r1-0"
+    os.kill(before["controller_pid"], signal.SIGSTOP)
+    os.kill(pid_of(before, 1), signal.SIGKILL)
+    eventually(lambda: any("step" in log.read_text() for log in slot.glob("g2-*")), what="it is restarted")
+    os.kill(before["agent_pid"], signal.SIGKILL)
+    after = eventually(
+        lambda: (
+            (now := workbench.status(name))
+            and now["agent_pid"] not in (None, before["agent_pid"])
+            and all(group["state"] == "RUNNING" for group in now["groups"])
+            and now
+        ),
+        comes_always=True,
+    )
+    assert [generation_of(after, replica) for replica in range(2)] == [2, 3], "its number is not given twice"
+    assert [group["restarts_left"] for group in after["groups"]] == [4, 3]
+
+
 def test_attach_takes_a_lost_run_up_again_and_follows_it_to_its_end(workbench: Workbench) -> None:
     job = workbench.job("joined", run=f"{FREE_RANK} --steps 40 --step-s 0.03", replicas=2)
     name = workbench.up(job)

@@ -59,6 +59,13 @@ KEPT = [
         "not within",
     ),
     replaced(
+        "controller/controller.py",
+        '                **self._untold(item.host, {group["replica"] for group in hello["groups"]}),\n',
+        "",
+        f"{_ADOPTION}test_what_an_agent_began_before_anybody_heard_of_it_is_not_begun_again_by_the_next",
+        "its number is not given twice",
+    ),
+    replaced(
         "sdk/_up.py",
         "    if (lost := _lost(plan)) is not None and lost.resume(timeout_s=timeout_s):\n        return lost\n",
         "",

@@ -310,6 +310,21 @@ def test_what_was_spent_before_an_agent_restarted_is_given_back_in_time():
     ]
 
 
+def test_no_generation_that_an_agent_began_untold_is_begun_again_and_each_was_a_restart():
+    run = Run(dataclasses.replace(LIMITS, max_restarts=4))
+    run.up()
+    run.feed(model.AgentDisconnected(host="local"))
+    back = model.AgentConnected(host="local", incarnation=8, mono_ns=5, groups=(), begun=((1, 3),))
+    starts = kinds(run.feed(back), StartGroup)
+    assert [(start.generation, start.max_restarts) for start in starts] == [(2, 3), (4, 1), (2, 3)]
+    run.feed(model.AgentDisconnected(host="local"))
+    starts = kinds(run.feed(dataclasses.replace(back, incarnation=9, begun=((1, 99),))), StartGroup)
+    assert [(start.replica, start.generation) for start in starts] == [(0, 3), (2, 3)]
+    assert run.state.groups[1].phase is GroupPhase.GIVEN_UP, (
+        "the budget is no larger for what nobody heard of"
+    )
+
+
 def test_restarts_before_the_machine_was_started_anew_are_forgotten_a_window_later():
     seconds = 10**9
     run = Run()
