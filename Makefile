@@ -101,10 +101,12 @@ $(VENV)/.docs: $(VENV)/.base pyproject.toml
 	@touch $@
 
 # SkyPilot pins what others do not, so it has an environment of its own, in which this tree is found as it is.
-# It makes a wheel of itself for each host: for that it needs pip, setuptools and wheel at run time.
+# It makes a wheel of itself for each host: for that it needs pip, setuptools and wheel at run time. What it does not
+# have itself it finds in the other environment: a head serves its groups' rendezvous with torch.
 $(SKY_VENV)/.made: $(VENV)/.train $(VENV)/.base pyproject.toml constraints.txt
 	@test -x $(SKY_VENV)/bin/python || $(BIN)/python -m venv $(SKY_VENV)
 	$(BIN)/uv pip install --quiet --python $(SKY_VENV)/bin/python --constraint constraints.txt \
 		--requirements pyproject.toml --extra sky 'skypilot[kubernetes,slurm]' pip setuptools wheel pytest pytest-timeout
-	@echo '$(CURDIR)' > "$$($(SKY_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/this-tree.pth"
+	@where='import sysconfig; print(sysconfig.get_path("purelib"))'; \
+		{ echo '$(CURDIR)'; $(BIN)/python -c "$$where"; } > "$$($(SKY_VENV)/bin/python -c "$$where")/this-tree.pth"
 	@touch $@

@@ -78,15 +78,16 @@ class Machine:
                         found[pid] = int(numbers.split()[-1])
         return found
 
-    def kill(self) -> None:
-        """End it at once, as a power cut does: returns when none of its processes is left."""
+    def kill(self, *, wait: bool = True) -> None:
+        """End it at once, as a power cut does: returns when none of its processes is left, or at once."""
         if self.runs:
             first = eventually(lambda: self.first or not self.runs, within_s=5, what=f"{self.name} begins")
             if self.runs:
                 # The kernel lets go of the first process only after all the others of its namespace.
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(first, signal.SIGKILL)
-        self._keeper.wait(timeout=30)
+        if wait:
+            self._keeper.wait(timeout=30)
 
     def end_of_log(self, lines: int = 20) -> str:
         """What it said last."""

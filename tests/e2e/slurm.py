@@ -217,9 +217,9 @@ class Slurm:
         if wait:
             self.wait_for_node(node, "idle")
 
-    def kill_node(self, node: str) -> None:
-        """Switch a node off without a word: every process on it is gone when this returns."""
-        self._machines[node].kill()
+    def kill_node(self, node: str, *, wait: bool = True) -> None:
+        """Switch a node off without a word: every process on it is gone when this returns, or dies meanwhile."""
+        self._machines[node].kill(wait=wait)
 
     def node(self, node: str) -> Machine:
         """The machine that a node is."""

@@ -74,8 +74,8 @@ def test_three_groups_train_on_three_nodes(site: Site, client: Client, train: st
     place = client.folder / "logs"
     with ended_at_exit(client.stream(place, "logs", train, "--follow")) as logs:
         eventually(lambda: "loss" in place.read_text(), within_s=30, what="the leader's line")
-        logs.send_signal(signal.SIGINT)
-        logs.wait(10)
+        logs.terminate()
+        logs.wait(20)
     private = json.loads((client.run_folder(train) / "private.json").read_text())
     assert nobody_shows(private["token"])
 
@@ -110,13 +110,14 @@ def lose_node(
     attempt, lost, spares = client.host(name, replica)["attempt"], jobs[host], free_nodes(site)
 
     killed_s = time.monotonic()
-    site.slurm.kill_node(lost.node)
+    site.slurm.kill_node(lost.node, wait=False)
     eventually(
         lambda: client.status(name)["groups"][others[0]]["participants"] == REPLICAS - 1,
         within_s=20,
         what="the others go on",
     )
     gap_s = time.monotonic() - killed_s
+    site.slurm.kill_node(lost.node)
     meanwhile()
     eventually(
         lambda: client.host(name, replica)["attempt"] == attempt + 1,
