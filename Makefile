@@ -44,7 +44,7 @@ test-net: $(VENV)/.train $(VENV)/.dev ## Cut links between hosts in network name
 
 .PHONY: test-sky
 test-sky: $(SKY_VENV)/.made ## Let the real SkyPilot read the tasks of our plans.
-	$(SKY_VENV)/bin/python -m pytest tests/unit/test_skypilot_tasks.py
+	$(SKY_VENV)/bin/python -m pytest tests/unit/test_skypilot_tasks.py tests/unit/test_skypilot_requests.py
 
 .PHONY: e2e-slurm
 e2e-slurm: $(SKY_VENV)/.made ## Launch, lose a rank and lose a node on a real Slurm through SkyPilot (needs root).
