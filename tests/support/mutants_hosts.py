@@ -28,8 +28,8 @@ HOSTS = [
     # Several hosts of a run on one kernel.
     left_out(
         "sweep_all_hosts",
-        "test_rehearsal.py::test_a_lost_host_comes_back_alone_and_everybody_else_keeps_their_processes",
-        "keep their processes",
+        "test_rehearsal.py::test_a_lost_host_comes_back_alone_and_down_waits_until_all_are_gone",
+        "the other group was not touched",
     ),
     # I6: one outstanding attempt a host, one cluster a slot.
     Mutant(
