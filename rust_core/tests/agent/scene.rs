@@ -249,10 +249,12 @@ async fn control(
             let _ = pending.refuse(reason).await;
             continue;
         }
-        heard.lock().expect("no poison").hellos.push(pending.peer().clone());
+        let peer = pending.peer().clone();
         let Ok(mut channel): Result<Channel<Command, Report>, _> = pending.welcome().await else { continue };
         let (tell, mut told) = mpsc::unbounded_channel();
         *commands.lock().expect("no poison") = Some(tell);
+        // Last: who has heard of it, speaks to this connection, and not to the one before.
+        heard.lock().expect("no poison").hellos.push(peer);
         let heard = Arc::clone(&heard);
         tokio::spawn(async move {
             loop {
