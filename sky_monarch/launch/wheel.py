@@ -138,6 +138,8 @@ def _installed(package: Path) -> metadata.Distribution | None:
         found = metadata.distribution(_DISTRIBUTION)
     except metadata.PackageNotFoundError:
         return None
+    if found.read_text("RECORD") is None:
+        return None  # an egg-info: a build leaves it in a checkout, and it lists the sources
     for file in found.files or ():
         if file.parts == (_PACKAGE, "__init__.py"):
             here = Path(str(found.locate_file(file))).resolve()

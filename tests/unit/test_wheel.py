@@ -71,6 +71,16 @@ def test_equal_files_give_an_equal_wheel_whose_name_says_what_it_is_for(wheel, p
     assert wheel.file_name == f"sky_monarch-{VERSION}-cp311-abi3-linux_x86_64.whl"
 
 
+def test_what_a_build_leaves_in_a_checkout_is_no_installation(wheel, package, monkeypatch):
+    about = package.parent / "sky_monarch.egg-info"
+    about.mkdir()
+    (about / "PKG-INFO").write_text(f"Metadata-Version: 2.4\nName: sky-monarch\nVersion: {VERSION}\n")
+    (about / "SOURCES.txt").write_text("sky_monarch/__init__.py\nsky_monarch/errors.py\n")
+    monkeypatch.syspath_prepend(package.parent)
+
+    assert find_wheel(None, package=package, version=VERSION).ship_id == wheel.ship_id
+
+
 def test_it_holds_the_package_with_its_data_and_nothing_that_lies_beside_it(wheel, tmp_path):
     with zipfile.ZipFile(wheel.write(tmp_path)) as archive:
         names = archive.namelist()
