@@ -26,7 +26,7 @@ demo: $(VENV)/.train ## Train four replica groups here, kill one, watch it rejoi
 test: $(VENV)/.train $(VENV)/.dev ## Run every fast test: Rust, unit, integration.
 	cargo test --workspace --quiet
 	cargo build --quiet --package sky-monarch-py --features mutants
-	$(BIN)/python -m pytest tests/integration tests/unit --numprocesses 5 --dist loadfile --no-loadscope-reorder --durations 15 -m 'not mutant and not slow'
+	$(BIN)/python -m pytest tests/integration tests/unit --numprocesses 4 --dist loadfile --no-loadscope-reorder --durations 15 -m 'not mutant and not slow'
 
 .PHONY: test-mutants
 test-mutants: $(VENV)/.train $(VENV)/.dev ## Leave out one step of recovery at a time: its tests have to fail (slow).
