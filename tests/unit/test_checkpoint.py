@@ -60,6 +60,23 @@ def test_the_newest_ones_are_kept_and_the_bytes_stay_bounded(tmp_path: Path, kee
     assert steps(tmp_path) == list(range(110 - 10 * keep, 110, 10))
 
 
+def test_a_look_while_others_write_finds_no_less_than_there_always_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saver = checkpoints(str(tmp_path), keep=2)
+    save(saver, 10, 20)
+    listing = CheckpointFolder._names
+
+    def listed_just_before(folder: CheckpointFolder) -> list[str]:
+        monkeypatch.setattr(CheckpointFolder, "_names", listing)
+        names = listing(folder)
+        save(saver, 30, 40)  # the two of the list go, and their successors are not in it
+        return names
+
+    monkeypatch.setattr(CheckpointFolder, "_names", listed_just_before)
+    assert steps(tmp_path) == [30, 40]
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 2 MB."""

@@ -31,6 +31,7 @@ __all__ = ["CheckpointFolder", "Complete"]
 
 logger = logging.getLogger(__name__)
 
+_MOST_LOOKS = 5
 _TMP = ".tmp-"
 _TRASH = ".trash-"
 
@@ -64,16 +65,22 @@ class CheckpointFolder:
         Raises:
             CheckpointError: The folder is there and cannot be read. (Not "there is none"!)
         """
-        complete: list[Complete] = []
-        broken: dict[str, str] = {}
-        for name in self._names():
-            if name.startswith(_TMP):
-                broken[name] = NOT_COMPLETED
-            elif step_of(name) is not None:
-                try:
-                    complete.append(Complete(name, self._marker(name)))
-                except CheckpointError as error:
-                    broken[name] = str(error)
+        names = self._names()
+        for _ in range(_MOST_LOOKS):
+            complete: list[Complete] = []
+            broken: dict[str, str] = {}
+            for name in names:
+                if name.startswith(_TMP):
+                    broken[name] = NOT_COMPLETED
+                elif step_of(name) is not None:
+                    try:
+                        complete.append(Complete(name, self._marker(name)))
+                    except CheckpointError as error:
+                        broken[name] = str(error)
+            before, names = names, self._names()
+            if names == before:
+                break
+            # Others write here: one that is gone by now has gone for newer ones, which the list before may lack.
         return sorted(complete, key=lambda it: (it.step, it.name)), broken
 
     def complete(self) -> list[Complete]:
