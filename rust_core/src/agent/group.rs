@@ -126,7 +126,15 @@ pub struct Group {
 
 impl Group {
     /// Starts to keep a group alive. The plan is checked first: an error says what is wrong with it.
-    pub fn start(context: Shared, mut plan: GroupPlan, released: bool) -> Result<Handle, String> {
+    ///
+    /// `before` is what keeps an earlier life of the same group: its end is told before all of it is gone, so
+    /// whoever starts the group again at that word must neither be turned away nor meet what is left.
+    pub fn start(
+        context: Shared,
+        mut plan: GroupPlan,
+        released: bool,
+        before: Option<Handle>,
+    ) -> Result<Handle, String> {
         check(&plan)?;
         let evictor = context.lighthouses.evictor(plan.lighthouse_control.as_deref());
         let evictor = evictor.map_err(|error| error.to_string())?;
@@ -156,9 +164,6 @@ impl Group {
             context,
             plan,
         };
-        for rank in 0..group.plan.world_size {
-            group.context.logs.open(Some(group.slot(rank)), 0);
-        }
         group.show(group.plan.generation, GroupState::Starting);
         let rescue = Rescue {
             context: Arc::clone(&group.context),
@@ -167,10 +172,19 @@ impl Group {
             world_size: group.plan.world_size,
             generation: group.plan.generation,
         };
-        Ok(Handle { stop, release, task: tokio::spawn(rescue.watch(group.run())), grace_s })
+        let run = async {
+            if let Some(before) = before {
+                let _ = before.task.await;
+            }
+            group.run().await;
+        };
+        Ok(Handle { stop, release, task: tokio::spawn(rescue.watch(run)), grace_s })
     }
 
     async fn run(mut self) {
+        for rank in 0..self.plan.world_size {
+            self.context.logs.open(Some(self.slot(rank)), 0);
+        }
         let mut number = self.plan.generation.max(1);
         let replica = self.plan.replica;
         loop {

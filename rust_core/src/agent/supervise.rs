@@ -39,6 +39,10 @@ pub type Signals = (Signal, Signal, Signal, Signal);
 /// How long the host stays after a signal, and the notices that are none.
 pub type Leave = (Notices, mpsc::Receiver<Notice>);
 
+const fn is_settled(state: GroupState) -> bool {
+    matches!(state, GroupState::Done | GroupState::GivenUp | GroupState::Stopped)
+}
+
 /// Why the agent ends.
 struct End {
     code: i32,
@@ -183,13 +187,17 @@ impl Supervisor {
             return;
         }
         let replica = plan.replica;
+        let mut before = None;
         if let Some(handle) = self.groups.get(&replica) {
-            let last = self.context.groups().get(&replica).map_or(0, |snapshot| snapshot.generation);
-            if !handle.is_over() || plan.generation <= last {
+            let last = self.context.groups().get(&replica).map(|last| (last.generation, last.state));
+            let settled = last.is_some_and(|(_, state)| is_settled(state)) && !mutant::is_on("start_only_anew");
+            let ended = handle.is_over() || settled;
+            if !ended || last.is_some_and(|(generation, _)| plan.generation <= generation) {
                 return;
             }
+            before = self.groups.remove(&replica);
         }
-        match Group::start(Arc::clone(&self.context), plan.clone(), self.released) {
+        match Group::start(Arc::clone(&self.context), plan.clone(), self.released, before) {
             Ok(handle) => drop(self.groups.insert(replica, handle)),
             Err(error) => drop(tokio::spawn(group::refuse(Arc::clone(&self.context), plan, error))),
         }
@@ -301,8 +309,7 @@ impl Supervisor {
         if idle {
             return Some(0);
         }
-        let settled = |state| matches!(state, GroupState::Done | GroupState::GivenUp | GroupState::Stopped);
-        if !self.released && self.context.groups().values().all(|group| settled(group.state)) {
+        if !self.released && self.context.groups().values().all(|group| is_settled(group.state)) {
             tracing::warn!("all work is done and no controller answers: donors may leave");
             self.release();
         }

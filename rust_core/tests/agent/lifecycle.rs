@@ -41,6 +41,30 @@ async fn fifty_starts_and_stops_leave_no_process_and_no_zombie(mutant: Option<&'
     ensure(marked(&scene.run_id).is_empty(), "nothing of the run is left")
 }
 
+scenario!(a_group_may_be_started_again_at_the_word_of_its_end, start_only_anew);
+async fn a_group_may_be_started_again_at_the_word_of_its_end(mutant: Option<&'static str>) -> Outcome {
+    let scene = Scene::new(mutant).await;
+    // A lighthouse that never answers: for two seconds it is told of the end, which is known by then.
+    let deaf = scene.path("deaf.sock");
+    let _listener = std::os::unix::net::UnixListener::bind(&deaf).map_err(|error| error.to_string())?;
+    let mut plan = shell(0, "exit 1");
+    plan.recovery.max_restarts = 0;
+    plan.lighthouse_control = Some(format!("unix:{}", deaf.display()));
+    scene.send(start(plan.clone())).await;
+    let given_up = |generation| {
+        move |e: &Event| match e {
+            Event::GroupGivenUp { generation: g, .. } => (*g == generation).then_some(()),
+            _ => None,
+        }
+    };
+    scene.event("it is given up", given_up(1)).await?;
+    plan.generation = 2;
+    scene.send(start(plan)).await;
+    scene.event("the next life ends too", given_up(2)).await?;
+    let starts = scene.events().into_iter().filter(|e| matches!(e, Event::RankSpawned { .. })).count();
+    ensure(starts == 2, format!("one start for each: {starts}"))
+}
+
 scenario!(a_stop_is_term_first_and_kill_after_the_grace_time);
 async fn a_stop_is_term_first_and_kill_after_the_grace_time(mutant: Option<&'static str>) -> Outcome {
     let scene = Scene::new(mutant).await;
