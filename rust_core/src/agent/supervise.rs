@@ -190,7 +190,8 @@ impl Supervisor {
         let mut before = None;
         if let Some(handle) = self.groups.get(&replica) {
             let last = self.context.groups().get(&replica).map(|last| (last.generation, last.state));
-            let settled = last.is_some_and(|(_, state)| is_settled(state)) && !mutant::is_on("start_only_anew");
+            let settled =
+                last.is_some_and(|(_, state)| is_settled(state)) && !mutant::is_on("start_only_anew");
             let ended = handle.is_over() || settled;
             if !ended || last.is_some_and(|(generation, _)| plan.generation <= generation) {
                 return;
