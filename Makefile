@@ -26,7 +26,7 @@ demo: $(VENV)/.train ## Train four replica groups here, kill one, watch it rejoi
 test: $(VENV)/.train $(VENV)/.dev ## Run every fast test: Rust, unit, integration.
 	cargo test --workspace --quiet
 	cargo build --quiet --package sky-monarch-py --features mutants
-	$(BIN)/python -m pytest tests/integration tests/unit --numprocesses 4 --dist loadfile --no-loadscope-reorder --durations 15 -m 'not mutant and not slow'
+	$(BIN)/python -m pytest tests/integration tests/unit --numprocesses 4 --dist loadfile --no-loadscope-reorder --durations 15 -m 'not mutant and not slow and not sky'
 
 .PHONY: test-mutants
 test-mutants: $(VENV)/.train $(VENV)/.dev ## Leave out one step of recovery at a time: its tests have to fail (slow).
@@ -36,7 +36,7 @@ test-mutants: $(VENV)/.train $(VENV)/.dev ## Leave out one step of recovery at a
 .PHONY: test-slow
 test-slow: $(VENV)/.train $(VENV)/.dev ## Run what takes minutes: many runs, restarts and saves in a row.
 	$(BIN)/python -m pytest tests/slow
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile tests/integration -m slow
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile tests/integration tests/unit -m slow
 
 .PHONY: test-net
 test-net: $(VENV)/.train $(VENV)/.dev ## Cut links between hosts in network namespaces (needs root and iproute2).
@@ -64,6 +64,7 @@ lint: $(VENV)/.train $(VENV)/.dev ## Check style, types and lints.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m mypy.stubtest --mypy-config-file pyproject.toml sky_monarch._core
 
 .PHONY: bench
 bench: $(VENV)/.train $(VENV)/.dev ## Measure; prints JSON lines.

@@ -134,7 +134,8 @@ time.sleep(300)
 """
 
 
-@pytest.mark.parametrize("standby", [0, 1])
+# A script without a session gets its standby after half a minute.
+@pytest.mark.parametrize("standby", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_values_are_byte_equal_on_every_replica_and_in_every_generation(
     workbench: Workbench, standby: int
 ) -> None:

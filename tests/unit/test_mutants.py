@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections import Counter
 from pathlib import Path
@@ -19,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 DISTURBS = re.compile(r"SIGKILL|SIGSTOP|\.kill\(|--inject|die_in|die_at")
 
 
+@functools.cache
 def functions(file: str) -> dict[str, str]:
     """The tests of a file, and their source."""
     text = (ROOT / file).read_text()

@@ -25,6 +25,7 @@ OWN = ROOT / ".venv-sky/bin/python"
 PYTHON = sys.executable if importlib.util.find_spec("sky") else str(OWN) if OWN.exists() else None
 
 pytestmark = [
+    pytest.mark.sky,
     pytest.mark.timeout(300),
     pytest.mark.skipif(
         PYTHON is None, reason="SkyPilot is not installed here (pip install 'sky-monarch[sky]', or .venv-sky)"

@@ -107,6 +107,7 @@ def test_it_holds_the_package_with_its_data_and_nothing_that_lies_beside_it(whee
     ]
 
 
+@pytest.mark.slow
 def test_pip_installs_it_and_what_it_installed_ships_the_very_same_wheel(wheel, tmp_path):
     path = wheel.write(tmp_path)  # with the real core it is installed and run by `I/host_setup`
     python = tmp_path / "venv/bin/python"
