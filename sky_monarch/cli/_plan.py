@@ -14,11 +14,14 @@ if TYPE_CHECKING:
     from sky_monarch.launch.remote import RemotePlan
     from sky_monarch.launch.shipping import Shipment
     from sky_monarch.launch.skypilot import Verdict
+    from sky_monarch.launch.workdir import Listing
 
-__all__ = ["launch_lines", "ship_lines", "ship_warnings", "show_plan"]
+__all__ = ["launch_lines", "show_plan", "wheel_line", "workdir_warnings"]
 
 _SHOWN_HOSTS = 16
-_SHOWN_LINKS = 3
+_SHOWN_NAMES = 3
+#: Below this many bytes nobody needs to know what is largest.
+_WORTH_A_LOOK = 10 << 20
 
 
 def show_plan(
@@ -29,6 +32,7 @@ def show_plan(
     candidate: int = 1,
     sky: bool = False,
     shipment: Shipment | None = None,
+    workdir: Listing | None = None,
 ) -> None:
     """Print a plan.
 
@@ -39,6 +43,7 @@ def show_plan(
         candidate: Whose tasks, from 1.
         sky: Ask the installed SkyPilot as well.
         shipment: What each host would get, for the JSON object.
+        workdir: What of the working folder each host would get.
 
     Raises:
         ConfigError: There is no candidate of that number.
@@ -55,6 +60,8 @@ def show_plan(
             values["skypilot"] = [_verdict_values(verdicts[entry]) for entry in plan.choices]
         if shipment is not None:
             values["ship"] = shipment.summary()
+        elif workdir is not None:
+            values["ship"] = workdir.summary()
         return _output.print_json(values, indent=None)
     groups = f"{plan.replicas} replica groups of {plan.ranks_per_replica}"
     _output.print_line(f"{plan.name}: {groups}, at least {plan.min_replicas}")
@@ -70,6 +77,10 @@ def show_plan(
     for refusal in plan.refused:
         _output.print_line(f"refused: {refusal}")
     _show_hosts(choice, candidate)
+    if workdir is not None:
+        _output.print_line("")
+        for line in workdir_lines(workdir):
+            _output.print_line(line)
     if choice.tasks:
         _output.print_line("")
         _output.print_line(_tasks(choice).rstrip("\n"))
@@ -81,29 +92,48 @@ def _table(choices: Sequence[Choice]) -> list[str]:
     return _output.columns(header, [_row(number, entry) for number, entry in enumerate(choices, start=1)])
 
 
-def ship_lines(shipment: Shipment) -> list[str]:
-    """What each host gets, for people."""
-    listing = shipment.workdir
+def workdir_lines(listing: Listing) -> list[str]:
+    """What of the working folder each host gets, for people."""
     count = len(listing.files)
-    files = f"{count} file{'' if count == 1 else 's'}, {size_text(listing.size_bytes)}"
-    return [
-        f"each host gets {files} of {listing.source}, less what {listing.rule} ignores,",
-        f"and {shipment.wheel.file_name}, beside its own torch",
-    ]
+    files = f"{count:,} file{'' if count == 1 else 's'}, {size_text(listing.size_bytes)}"
+    lines = [f"each host gets {files} of {listing.source}, less what {listing.rule} ignores"]
+    if listing.size_bytes >= _WORTH_A_LOOK:
+        largest = [f"{name} {size_text(size_bytes)}" for name, size_bytes in listing.largest]
+        lines.append(f"largest of it: {', '.join(largest)}")
+    return [_output.plain(line) for line in lines]
 
 
-def ship_warnings(shipment: Shipment) -> list[str]:
+def workdir_warnings(listing: Listing) -> list[str]:
     """What of it may not be meant."""
-    listing, found = shipment.workdir, []
+    found = []
     if listing.large:
         found.append(
             f"each host gets a copy of the working folder, {size_text(listing.size_bytes)}: so much is rarely code, "
             "and a .gitignore file leaves data out"
         )
-    if outward := listing.outward:
-        shown = ", ".join(outward[:_SHOWN_LINKS]) + (", …" if len(outward) > _SHOWN_LINKS else "")
+    if listing.environments:
+        found.append(
+            f"virtual environments are of no use on a host, and a .gitignore file leaves them out: "
+            f"{_some(listing.environments)}"
+        )
+    if listing.outward:
+        shown = _some(listing.outward)
         found.append(f"symbolic links that lead out of the working folder lead nowhere on a host: {shown}")
     return [_output.plain(text) for text in found]
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN_NAMES]) + (", …" if len(names) > _SHOWN_NAMES else "")
+
+
+def _ship_lines(shipment: Shipment) -> list[str]:
+    """What each host gets, for people."""
+    return [*workdir_lines(shipment.workdir), wheel_line(shipment)]
+
+
+def wheel_line(shipment: Shipment) -> str:
+    """What it gets of sky-monarch, for people."""
+    return f"and {shipment.wheel.file_name}, beside its own torch"
 
 
 def launch_lines(plan: RemotePlan) -> list[str]:
@@ -113,7 +143,7 @@ def launch_lines(plan: RemotePlan) -> list[str]:
         lines += [f"{number}: {note}" for note in entry.notes]
     lines += [f"left out: {reason}" for reason in plan.left_out]
     if plan.shipment is not None:
-        lines += ship_lines(plan.shipment)
+        lines += _ship_lines(plan.shipment)
     lines.append(f"hosts dial this machine at {plan.address}")
     return lines
 

@@ -41,8 +41,9 @@ def plan(
     Needs neither network nor credentials, nor SkyPilot. Prices are those of a dated snapshot.
     """
     _output.use_json(json)
-    from sky_monarch.cli._plan import show_plan
+    from sky_monarch.cli._plan import show_plan, workdir_warnings
     from sky_monarch.config import JobFileError, check_job, parse_overrides
+    from sky_monarch.errors import ConfigError
     from sky_monarch.sdk import _up
 
     checked = check_job(
@@ -53,4 +54,12 @@ def plan(
     for problem in checked.problems:
         _output.say(f"warning: {problem}")
     found = _up.plan_anywhere(checked.job, name=name)
-    show_plan(found, json=json, yaml=yaml, candidate=candidate, sky=sky)
+    workdir = None
+    if any(choice.tasks for choice in found.choices) and (json or not yaml):
+        try:
+            workdir = _up.workdir_of(checked.job, name=name)
+        except ConfigError as error:
+            _output.say(f"warning: `up` would refuse: {error}")
+    show_plan(found, json=json, yaml=yaml, candidate=candidate, sky=sky, workdir=workdir)
+    for warning in [] if workdir is None or yaml else workdir_warnings(workdir):
+        _output.say(f"warning: {warning}")

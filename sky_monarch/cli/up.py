@@ -113,14 +113,14 @@ def up(
 
 def _announce(plan: RemotePlan, *, yes: bool) -> None:
     """Say what is about to be launched; where it costs money, go on only with a yes."""
-    from sky_monarch.cli._plan import launch_lines, ship_warnings
+    from sky_monarch.cli._plan import launch_lines, workdir_warnings
     from sky_monarch.launch.address import is_loopback
 
     for line in launch_lines(plan):
         _output.say(line)
     if plan.shipment is None:
         return
-    warnings = ship_warnings(plan.shipment)
+    warnings = workdir_warnings(plan.shipment.workdir)
     if is_loopback(plan.address):
         warnings.append(f"{plan.address} is reached from this machine only: its hosts have to be here")
     for warning in warnings:
@@ -142,7 +142,7 @@ def _announce(plan: RemotePlan, *, yes: bool) -> None:
 
 
 def _show_elsewhere(job: JobSpec, *, name: str | None, json: bool) -> None:
-    from sky_monarch.cli._plan import ship_lines, ship_warnings, show_plan
+    from sky_monarch.cli._plan import show_plan, wheel_line, workdir_warnings
     from sky_monarch.launch.remote import launchable
     from sky_monarch.sdk import _up
 
@@ -152,7 +152,7 @@ def _show_elsewhere(job: JobSpec, *, name: str | None, json: bool) -> None:
     except LaunchError as error:
         shipment = None
         _output.say(f"warning: `up` would refuse: {error}")
-    show_plan(plan, json=json, shipment=shipment)
+    show_plan(plan, json=json, shipment=shipment, workdir=None if shipment is None else shipment.workdir)
     try:
         left_out = launchable(job, plan).left_out
     except ConfigError as error:
@@ -164,9 +164,8 @@ def _show_elsewhere(job: JobSpec, *, name: str | None, json: bool) -> None:
         return
     if shipment is not None:
         _output.print_line("")
-        for line in ship_lines(shipment):
-            _output.print_line(line)
-        for warning in ship_warnings(shipment):
+        _output.print_line(wheel_line(shipment))
+        for warning in workdir_warnings(shipment.workdir):
             _output.say(f"warning: {warning}")
     _output.say("nothing was started (--dry-run)")
 

@@ -55,12 +55,7 @@ class Shipment:
         return {
             "wheel": self.wheel.file_name,
             "ship_id": self.wheel.ship_id,
-            "workdir": str(self.workdir.source),
-            "rule": self.workdir.rule,
-            "files": len(self.workdir.files),
-            "bytes": self.workdir.size_bytes,
-            "large": self.workdir.large,
-            "links_outward": list(self.workdir.outward),
+            **self.workdir.summary(),
         }
 
     def stage(self, run_dir: Path) -> None:

@@ -11,20 +11,24 @@ import os
 import shutil
 import stat
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sky_monarch.errors import ConfigError, LaunchError
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
 
-__all__ = ["LARGE_BYTES", "Listing", "list_workdir", "stage_workdir"]
+__all__ = ["LARGEST", "LARGE_BYTES", "Listing", "list_workdir", "stage_workdir"]
 
 LARGE_BYTES = 1 << 30
 """From here on somebody should be asked whether all of it is meant to travel."""
+
+LARGEST = 3
+"""So many of the largest entries are named."""
 
 _GIT_S = 120.0
 _SKYIGNORE = ".skyignore"
@@ -42,6 +46,8 @@ class Listing:
         size_bytes: Of all files.
         rule: Who said what is ignored: ``git``, or ``.gitignore files``.
         outward: Symbolic links that lead out of the folder: their targets stay here.
+        largest: What at its top is largest, and how large: `LARGEST` entries at the most, largest first.
+        environments: Virtual environments in it, relative: of no use on another machine.
     """
 
     source: Path
@@ -50,11 +56,26 @@ class Listing:
     size_bytes: int
     rule: str
     outward: tuple[str, ...] = ()
+    largest: tuple[tuple[str, int], ...] = ()
+    environments: tuple[str, ...] = ()
 
     @property
     def large(self) -> bool:
         """Whether it is more than code."""
         return self.size_bytes > LARGE_BYTES
+
+    def summary(self) -> dict[str, Any]:
+        """What is shown before anything is copied, as JSON values."""
+        return {
+            "workdir": str(self.source),
+            "rule": self.rule,
+            "files": len(self.files),
+            "bytes": self.size_bytes,
+            "large": self.large,
+            "largest": [{"name": name, "bytes": size_bytes} for name, size_bytes in self.largest],
+            "environments": list(self.environments),
+            "links_outward": list(self.outward),
+        }
 
 
 def list_workdir(source: Path, *, without: Path | None = None) -> Listing:
@@ -85,7 +106,7 @@ def _measured(source: Path, names: list[str], empty: list[str], rule: str, witho
         parts = PurePosixPath(name).parts
         return not _NEVER.isdisjoint(parts) or (bool(outside) and parts[: len(outside)] == outside)
 
-    files, outward, size_bytes = [], [], 0
+    files, outward, environments, sizes = [], [], [], Counter[str]()
     for name in sorted(set(names)):
         if is_left_out(name):
             continue
@@ -97,7 +118,10 @@ def _measured(source: Path, names: list[str], empty: list[str], rule: str, witho
             if _inside(source, (source / name).resolve()) is None:
                 outward.append(name)
         elif stat.S_ISREG(seen.st_mode):
-            size_bytes += seen.st_size
+            path = PurePosixPath(name)
+            sizes[path.parts[0]] += seen.st_size
+            if path.name == "pyvenv.cfg" and len(path.parts) > 1:
+                environments.append(str(path.parent))
         else:  # a socket, a pipe, a device
             continue
         files.append(name)
@@ -105,9 +129,11 @@ def _measured(source: Path, names: list[str], empty: list[str], rule: str, witho
         source=source,
         files=tuple(files),
         empty=tuple(name for name in sorted(set(empty)) if not is_left_out(name)),
-        size_bytes=size_bytes,
+        size_bytes=sizes.total(),
         rule=rule,
         outward=tuple(outward),
+        largest=tuple(sizes.most_common(LARGEST)),
+        environments=tuple(environments),
     )
 
 

@@ -20,12 +20,22 @@ from sky_monarch.launch.plan import LocalPlan, plan_local
 from sky_monarch.launch.remote import HEAD, RemotePlan, launchable, plan_remote, rehearsal
 from sky_monarch.launch.shipping import Shipment, find_shipment
 from sky_monarch.launch.wheel import GIVEN
+from sky_monarch.launch.workdir import Listing, list_workdir
 from sky_monarch.sdk.run import Run
 
 if TYPE_CHECKING:
     from sky_monarch.config import JobSpec
 
-__all__ = ["Job", "launch_job", "launch_plan", "plan_anywhere", "plan_job", "plan_run", "shipment_of"]
+__all__ = [
+    "Job",
+    "launch_job",
+    "launch_plan",
+    "plan_anywhere",
+    "plan_job",
+    "plan_run",
+    "shipment_of",
+    "workdir_of",
+]
 
 #: What ``up`` takes: a path, or a job that is loaded already.
 Job: TypeAlias = "str | Path | JobSpec"
@@ -99,6 +109,17 @@ def plan_anywhere(
         ConfigError: The job cannot be used, or can be nowhere that it names.
     """
     return plan_clusters(_prepared(job, name=name, env=env, secret=secret))
+
+
+def workdir_of(job: Job, *, name: str | None = None) -> Listing:
+    """Look at what of the working folder each host would get; copy nothing.
+
+    Raises:
+        ConfigError: The job or its working folder cannot be used.
+    """
+    return list_workdir(
+        _prepared(job, name=name, env=None, secret=None).resolved_workdir(), without=state_dir()
+    )
 
 
 def plan_job(

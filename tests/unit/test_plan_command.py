@@ -94,13 +94,33 @@ def test_a_dry_run_elsewhere_is_the_same_plan_with_what_hosts_would_get(run, tmp
     plan = run("plan", "job.yaml").stdout
     assert dry.stdout.startswith(plan)
     size = len(JOB) + len("data\n")
-    assert f"each host gets 2 files, {size} B of {tmp_path}" in dry.stdout.removeprefix(plan)
+    assert f"each host gets 2 files, {size} B of {tmp_path}" in plan
     assert ".whl" in dry.stdout.removeprefix(plan)
     assert "nothing was started" in dry.stderr
     values = json.loads(run("up", "job.yaml", "--dry-run", "--json").stdout)
-    ship = values.pop("ship")
-    assert values == json.loads(run("plan", "job.yaml", "--json").stdout)
+    ship, planned = values.pop("ship"), json.loads(run("plan", "job.yaml", "--json").stdout)
+    assert planned.pop("ship").items() <= ship.items()
+    assert values == planned
     assert (ship["files"], ship["bytes"]) == (2, size)
+
+
+def test_a_plan_shows_what_would_travel_before_anything_does(run, tmp_path):
+    (tmp_path / "data").mkdir()
+    with (tmp_path / "data/weights.bin").open("wb") as file:
+        file.truncate(2 << 30)  # sparse
+    (tmp_path / ".venv/lib").mkdir(parents=True)
+    (tmp_path / ".venv/pyvenv.cfg").touch()
+    for index in range(20_000):
+        (tmp_path / f".venv/lib/{index}.py").touch()
+
+    plan = run("plan", "job.yaml")
+
+    assert "each host gets 20,003 files, 2.0 GiB" in plan.stdout
+    assert "largest of it: data 2.0 GiB" in plan.stdout
+    assert "warning: each host gets a copy of the working folder, 2.0 GiB" in plan.stderr
+    assert "warning: virtual environments are of no use on a host" in plan.stderr
+    assert ".venv" in plan.stderr
+    assert "warning:" not in run("plan", "job.yaml", "--yaml").stderr
 
 
 def test_a_dry_run_says_what_up_would_refuse(run, tmp_path):

@@ -154,7 +154,20 @@ def test_more_than_a_gibibyte_is_more_than_code(tree):
     with (tree / "weights.bin").open("wb") as file:
         file.truncate(workdir.LARGE_BYTES + 1)  # sparse
 
-    assert list_workdir(tree).large
+    found = list_workdir(tree)
+    assert found.large
+    assert found.largest[0] == ("weights.bin", workdir.LARGE_BYTES + 1)
+    assert len(found.largest) == workdir.LARGEST
+
+
+def test_a_virtual_environment_that_nobody_ignores_is_named(tree):
+    (tree / "tools/env/lib").mkdir(parents=True)
+    (tree / "tools/env/pyvenv.cfg").touch()
+    assert list_workdir(tree).environments == ("tools/env",)
+
+    # As `python -m venv` (from 3.13 on) and uv make them.
+    (tree / "tools/env/.gitignore").write_text("*\n")
+    assert list_workdir(tree).environments == ()
 
 
 def test_what_is_no_folder_is_refused(tmp_path):
