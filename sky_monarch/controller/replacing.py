@@ -1,8 +1,9 @@
 """Hosts that are provisioned: asked for, lost, and asked for again; one attempt at a time, others are fenced.
 
 The policy wants, a launcher does and says what became of it. A lost host costs its groups a generation and nothing
-of their budgets: they go to a spare that is ready, or wait. A next attempt is asked for at once where the one before was of use; where it was not, after a
-pause that doubles. What only an error ended is tried a few times, what is refused never again.
+of their budgets: they go to a spare that is ready, or wait. A next attempt is asked for at once where the one before
+was of use; where it was not, after a pause that doubles. What only an error ended is tried a few times, what is
+refused never again.
 """
 
 from __future__ import annotations
@@ -238,7 +239,7 @@ class Replacing(Verdict):
             self._host(name, doubted=True)
 
     def _doubt_due(self, host: Host) -> None:
-        """It has not dialled again for a while. Where a spare is ready, nobody waits any longer to see whether it does."""
+        """It has not dialled again for a while; where a spare is ready, nobody waits to see whether it does."""
         if host.connected or host.phase is not HostPhase.UP or self._ending:
             return
         host = self._host(host.name, doubted=True)
