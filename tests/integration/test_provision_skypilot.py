@@ -180,7 +180,9 @@ def test_of_a_silent_host_skypilot_is_asked_at_once_and_believed_where_it_has_lo
         lost = bench.sky.up.pop("demo-h0")  # a server that was set up anew: it has never heard of it
         bench.controller.want("demo-h0", doubted=True)
         eventually(lambda: bench.asked("status") >= asked + 4)
-        assert bench.controller.states("demo-h0") == ["launching", "launched"], "an empty answer proves nothing"
+        assert bench.controller.states("demo-h0") == ["launching", "launched"], (
+            "an empty answer proves nothing"
+        )
 
         bench.sky.up["demo-h0"] = lost
         bench.sky.taken.add("demo-h1")
