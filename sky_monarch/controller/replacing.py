@@ -220,7 +220,7 @@ class Replacing(Verdict):
 
     # --- its agent -------------------------------------------------------------------------------------------
 
-    def _await_agent(self, name: str) -> None:
+    def _await_agent(self, name: str, *, ours: bool = False) -> None:
         """Give the agent of a host that is up its time to dial."""
         host = self.state.host(name)
         if host.connected or self._ending:
@@ -229,7 +229,7 @@ class Replacing(Verdict):
         reason = f"the agent of host {name} is not connected"
         self.actions.append(SetTimer(name=agent_timer(name), delay_s=delay_s, reason=reason))
         if self._has_dialled(host):
-            doubt_s = self.limits.agent_doubted_s
+            doubt_s = self.limits.agent_doubted_s * (2 if ours else 1)
             self.actions.append(SetTimer(name=doubt_timer(name), delay_s=doubt_s, reason=reason))
 
     def _line_lost(self, name: str) -> None:
