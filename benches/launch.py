@@ -2,6 +2,10 @@
 
 ``plan``  `sky-monarch plan` without a network, beside `import sky` and beside itself with SkyPilot's catalogs.
 ``reads``  `status`, `events` and `logs` of a run, and, with the cluster, `sky status` and `sky logs`.
+``spare``  (root, and the packages of tests/e2e) A run of three groups and a spare host on five nodes. Each node runs a
+bare SkyPilot cluster once, which is removed again; then nodes of the run are switched off, whose groups go on on the
+spare: seconds from the loss to the first commit there, beside the bare launch on that very node. ``--torch`` trains the
+quickstart's model instead of torch-free ranks.
 ``slurm``  (root, and the packages of tests/e2e) Rounds on one cluster of four nodes, a run of three groups on it.
 Each round launches one bare SkyPilot cluster on the spare node and removes it, then switches a node of the run off,
 whose group comes back on that same spare node. At the end the whole of a bare three-node cluster is lost with one
@@ -33,7 +37,7 @@ if TYPE_CHECKING:
     from tests.e2e.client import Client
     from tests.e2e.site import Site
 
-PARTS = ("plan", "reads", "slurm")
+PARTS = ("plan", "reads", "slurm", "spare")
 REPEATS, ROUNDS = 7, 3
 LOOK_S = 15.0
 _SKY = ROOT / ".venv-sky/bin/python"
@@ -44,6 +48,7 @@ def run(arguments: Sequence[str] = ()) -> int:
     parser = argparse.ArgumentParser(prog="python -m benches launch", description=__doc__)
     parser.add_argument("--part", choices=PARTS, action="append", help="only this one; may be repeated")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="lost nodes (default: %(default)s)")
+    parser.add_argument("--torch", action="store_true", help="`spare` with torch in the ranks")
     options = parser.parse_args(arguments)
     if importlib.util.find_spec("sky") is None:
         if not _SKY.exists():
@@ -55,7 +60,7 @@ def run(arguments: Sequence[str] = ()) -> int:
         measure_plan()
     if "reads" in parts:
         measure_reads()
-    if "slurm" in parts:
+    if {"slurm", "spare"} & set(parts):
         from tests.e2e.slurm import NotHereError, check_this_machine
 
         try:
@@ -63,7 +68,10 @@ def run(arguments: Sequence[str] = ()) -> int:
         except NotHereError as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
-        measure_slurm(options.rounds)
+        if "spare" in parts:
+            measure_spare(options.rounds, torch=options.torch)
+        if "slurm" in parts:
+            measure_slurm(options.rounds)
     return 0
 
 
@@ -146,6 +154,88 @@ def measure_slurm(rounds: int) -> None:
         _whole_cluster(made)
 
 
+def measure_spare(rounds: int, *, torch: bool) -> None:
+    """Losses of a node while a spare host is ready, each beside a bare launch on the node of that spare."""
+    from tests.e2e.client import Client
+    from tests.e2e.site import site
+
+    with site(nodes=5) as made:
+        client = Client(made)
+        bare = {node: _bare_launch(made, node) for node in made.slurm.nodes}
+        recovery = {"standby": 0, "grace_s": 3, "spare": 1}
+        fields: dict[str, Any] = {"recovery": recovery, "lighthouse": {"join_timeout_s": 5}}
+        job = client.training_job("spared", **fields) if torch else client.free_job("spared", **fields)
+        name = client.up(job)
+        ratios = []
+        try:
+            for number in range(rounds):
+                client.wait_for_all(name, step=20, within_s=600)
+                spare = _ready_spare(client, name)
+                node = client.host_jobs(name)[spare].node
+                back_s = _lose_to_spare(made, client, name, number % 3, spare)
+                ratios.append(back_s / bare[node])
+                load = f"round {number + 1} on {node}{', torch' if torch else ''}"
+                emit("sky launch", "launch_to_first_line", bare[node], "s", load=load)
+                emit("sky-monarch", "node_lost_to_first_commit_on_spare", back_s, "s", load=load)
+        finally:
+            client.end(name)
+        worst = max(ratios)
+        emit(
+            "sky-monarch",
+            "node_lost_to_first_commit_on_spare_ratio_max",
+            worst,
+            "ratio",
+            load=f"{rounds} rounds",
+        )
+
+
+def _ready_spare(client: Client, name: str) -> str:
+    """The spare host, once its agent has dialled and it is set up: on a busy machine minutes after the others."""
+
+    def probe() -> str:
+        (spare,) = (host for host in client.status(name)["hosts"] if host["spare"])
+        dialled = [
+            event
+            for event in client.events(name)
+            if event["event"] == "agent_connected"
+            and (event["host"], event.get("attempt")) == (spare["host"], spare["attempt"])
+        ]
+        assert dialled, spare
+        return str(spare["host"])
+
+    return eventually(probe, within_s=600, every_s=0.5, what="a spare host is ready")
+
+
+def _lose_to_spare(site: Site, client: Client, name: str, replica: int, spare: str) -> float:
+    """Switch the node of a group off; seconds to its first commit on the spare."""
+    before = client.status(name)["groups"][replica]["generation"]
+    lost = client.host_jobs(name)[client.host_of(name, replica)].node
+    killed_s = time.monotonic()
+    site.slurm.kill_node(lost)
+    committed = _first_commit(client, name, replica, before)
+    assert client.host_of(name, replica) == spare, "it is not where the bare one was"
+    site.slurm.wait_for_node(lost, "down", within_s=90)
+    site.slurm.start_node(lost)
+    return committed["mono_ns"] / 1e9 - killed_s
+
+
+def _first_commit(client: Client, name: str, replica: int, before: int) -> dict[str, Any]:
+    """The first commit of a group in a later generation than ``before``."""
+
+    def probe() -> dict[str, Any]:
+        found = [
+            event
+            for event in client.events(name)
+            if event["event"] == "first_commit"
+            and event["replica"] == replica
+            and event["generation"] > before
+        ]
+        assert found
+        return found[0]
+
+    return eventually(probe, within_s=400, every_s=0.5, what="the group is back")
+
+
 @contextlib.contextmanager
 def _up(client: Client) -> Iterator[str]:
     name = client.up(client.free_job("loss", step_s=0.05, lighthouse={"join_timeout_s": 5}))
@@ -201,18 +291,7 @@ def _lose(site: Site, client: Client, name: str, replica: int, spare: str) -> tu
     killed_s = time.monotonic()
     site.slurm.kill_node(lost)
 
-    def first_commit() -> dict[str, Any]:
-        found = [
-            event
-            for event in client.events(name)
-            if event["event"] == "first_commit"
-            and event["replica"] == replica
-            and event["generation"] > before
-        ]
-        assert found
-        return found[0]
-
-    committed = eventually(first_commit, within_s=400, every_s=0.5, what="the group is back")
+    committed = _first_commit(client, name, replica, before)
     client.wait_for_all(name)
     assert client.host_jobs(name)[f"{name}-h{replica}"].node == spare, "it is not where the bare one was"
     steps = client.steps(name, (replica + 1) % 3)

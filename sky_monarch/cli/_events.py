@@ -171,6 +171,9 @@ _TEXTS: Mapping[str, Callable[[_Fields], str]] = {
     "agent_disconnected": lambda f: f"agent of host {f.get('host')} is gone: {f.get('reason')}",
     "host_report": _host_report,
     "host_lost": lambda f: f"host {f.get('host')}, attempt {f.get('attempt')} is lost{_why(f)}",
+    "groups_placed": lambda f: (
+        f"groups {', '.join(map(str, f.get('groups') or ()))} go from host {f.get('host')} to {f.get('on')}{_why(f)}"
+    ),
     "launcher_came": lambda _: "a launcher asks which hosts are wanted",
     "launcher_gone": lambda f: (
         f"no launcher has asked for {seconds(f.get('silent_s'))} which hosts are wanted"

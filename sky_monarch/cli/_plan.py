@@ -176,6 +176,8 @@ def _show_hosts(choice: Choice, candidate: int) -> None:
 def _ranges(groups: Iterable[int]) -> str:
     """``0-3``; groups of a host follow each other."""
     found = list(groups)
+    if not found:
+        return "spare"
     return str(found[0]) if len(found) == 1 else f"{found[0]}-{found[-1]}"
 
 

@@ -78,7 +78,7 @@ def _hosts(one: RunStatus) -> list[str]:
     rows = [
         (
             host.host,
-            ",".join(map(str, host.groups)) or "-",
+            "spare" if host.spare else ",".join(map(str, host.groups)) or "-",
             host.place or "-",
             str(host.attempt),
             host.phase,

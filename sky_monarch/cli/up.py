@@ -34,6 +34,15 @@ def up(
             "--hosts", metavar="N", min=1, help="Rehearse N hosts: each is an agent of this machine."
         ),
     ] = None,
+    spare: Annotated[
+        int | None,
+        typer.Option(
+            "--spare",
+            metavar="N",
+            min=0,
+            help="Hosts kept ready for those that are lost; by default the job's.",
+        ),
+    ] = None,
     head_address: Annotated[
         str | None,
         typer.Option(
@@ -87,8 +96,10 @@ def up(
     for problem in checked.problems:
         _output.say(f"warning: {problem}")
     if dry_run and checked.job.places() != ("local",) and hosts is None:
-        return _show_elsewhere(checked.job, name=name, json=json)
-    plan = _up.plan_run(checked.job, name=name, inject=inject or (), hosts=hosts, address=head_address)
+        return _show_elsewhere(checked.job, name=name, spare=spare, json=json)
+    plan = _up.plan_run(
+        checked.job, name=name, inject=inject or (), hosts=hosts, address=head_address, spare=spare
+    )
     if dry_run:
         return _show_here(plan, json=json)
     if isinstance(plan, RemotePlan):
@@ -131,7 +142,7 @@ def _announce(plan: RemotePlan, *, yes: bool) -> None:
         raise ConfigError(
             "a launch beyond this machine is asked for first, and nobody is here to answer", hint="give -y"
         )
-    count = len(plan.hosts)
+    count = len(plan.hosts)  # the spare ones too
     price = plan.choices[0].usd_per_hour
     cost = "at a price that is not known" if price is None else f"for {price:.2f} $/h"
     sys.stderr.write(f"launch {count} host{'' if count == 1 else 's'} {cost}? [y/N]: ")
@@ -141,12 +152,12 @@ def _announce(plan: RemotePlan, *, yes: bool) -> None:
         raise typer.Exit(_output.INTERRUPTED)
 
 
-def _show_elsewhere(job: JobSpec, *, name: str | None, json: bool) -> None:
+def _show_elsewhere(job: JobSpec, *, name: str | None, spare: int | None, json: bool) -> None:
     from sky_monarch.cli._plan import show_plan, wheel_line, workdir_warnings
     from sky_monarch.launch.remote import launchable
     from sky_monarch.sdk import _up
 
-    plan = _up.plan_anywhere(job, name=name)
+    plan = _up.plan_anywhere(job, name=name, spare=spare)
     try:
         shipment = _up.shipment_of(job)
     except LaunchError as error:
@@ -191,6 +202,9 @@ def _show_here(plan: LocalPlan | RemotePlan, *, json: bool) -> None:
     _output.print_line(f"  sync: {values['sync']}")
     _output.print_line(f"  lighthouse: {values['lighthouse']['kind']}")
     for host in hosts or ():
-        _output.print_line(f"  {host['name']}: groups {', '.join(map(str, host['groups'])) or 'none'}")
+        groups = f"groups {', '.join(map(str, host['groups']))}" if host["groups"] else "no groups"
+        _output.print_line(
+            f"  {host['name']}: {'spare' if host['provisioned'] and not host['groups'] else groups}"
+        )
     _output.print_line("nothing was started (--dry-run)")
     return None

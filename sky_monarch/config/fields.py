@@ -39,6 +39,7 @@ __all__ = [
     "Script",
     "Seconds",
     "Segments",
+    "Spares",
     "Spot",
     "Standby",
     "Steps",
@@ -311,6 +312,7 @@ Restarts = Annotated[int, _whole_within(0, 1_000_000), _schema(type="integer", m
 Steps = Annotated[int, _whole_within(1, 2**53), _schema(type="integer", minimum=1, maximum=2**53)]
 Segments = Annotated[int, _whole_within(1, 4096), _schema(type="integer", minimum=1, maximum=4096)]
 Standby = Annotated[int, _whole_within(0, 1), _schema(type="integer", minimum=0, maximum=1)]
+Spares = Annotated[int, _whole_within(0, 64), _schema(type="integer", minimum=0, maximum=64)]
 Seconds = Annotated[float, BeforeValidator(_seconds), _schema(**_NUMBER, minimum=0)]
 Positive = Annotated[
     float,

@@ -44,6 +44,7 @@ from sky_monarch.config.fields import (
     Script,
     Seconds,
     Segments,
+    Spares,
     Standby,
     Steps,
     Text,
@@ -159,6 +160,10 @@ class Recovery(Part):
     standby_start: Literal["fork", "exec"] = "fork"
     """Where its imports come from. `fork`: `preload` is imported once a host, and standbys are forked from there.
     `exec`: each imports for itself, which costs the others seconds of processor time after a recovery."""
+
+    spare: Spares = 0
+    """Hosts kept ready, beyond this machine, with nothing to run: the groups of a lost host go on there at once, and
+    the next spare is provisioned behind them. Each costs as much as any other host."""
 
     on_notice: Literal["leave", "checkpoint"] = "leave"
     """What groups do whose host is about to be taken away. `leave`: finish the step and go. `checkpoint`: the one of

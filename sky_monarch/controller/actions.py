@@ -8,6 +8,7 @@ __all__ = [
     "Action",
     "CancelTimer",
     "Fence",
+    "GroupsPlaced",
     "HostLost",
     "Probe",
     "ProbeTarget",
@@ -90,6 +91,16 @@ class HostLost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupsPlaced:
+    """Write down that the groups of ``host`` are on host ``on`` from now on."""
+
+    host: str
+    on: str
+    groups: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeTarget:
     """A host to be reached, as its agent said where."""
 
@@ -125,5 +136,15 @@ class CancelTimer:
 
 
 Action = (
-    Setup | StartGroup | StopGroup | Release | Shutdown | Fence | Probe | HostLost | SetTimer | CancelTimer
+    Setup
+    | StartGroup
+    | StopGroup
+    | Release
+    | Shutdown
+    | Fence
+    | Probe
+    | HostLost
+    | GroupsPlaced
+    | SetTimer
+    | CancelTimer
 )

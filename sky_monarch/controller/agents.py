@@ -85,15 +85,18 @@ class Agents:
 
     Attributes:
         fenced: Says why an agent of that host and attempt may not speak for it; None where it may.
+        homes: Says which replica groups are on a host by now: they may move to a spare one.
     """
 
     def __init__(self, channel: Channel, hosts: Mapping[str, tuple[int, ...]], *, ranks: int) -> None:
         self._channel = channel
         self._hosts = {name: frozenset(replicas) for name, replicas in hosts.items()}
+        self._all = frozenset[int]().union(*self._hosts.values())
         self._ranks = ranks
         self._peers: dict[int, _Peer] = {}
         self._by_host: dict[str, _Peer] = {}
         self.fenced: Callable[[str, int], str | None] = lambda _host, _attempt: None
+        self.homes: Callable[[str], frozenset[int]] = self._hosts.__getitem__
 
     def fileno(self) -> int:
         """Readable when :meth:`drain` has something."""
@@ -115,13 +118,16 @@ class Agents:
         return items
 
     def _opened(self, connection: int, peer: Any) -> list[Incoming]:
-        check_hello(peer, self._hosts, ranks=self._ranks)
+        check_hello(peer, self._hosts, replicas=self._all, ranks=self._ranks)
         host, incarnation, attempt = peer["host"], peer["incarnation"], peer.get("attempt") or 0
         shown, name = peer.get("certificate"), certificate_name(host, attempt)
         if shown is not None and shown != name:  # None: it dialled a socket that only this user reaches
             raise ProtocolError(f"who shows the certificate of {shown!r:.80} says that it is {name}")
         if (fence := self.fenced(host, attempt)) is not None:
-            raise ProtocolError(fence)
+            raise ProtocolError(fence)  # before a look at its groups, which may be elsewhere by now
+        for group in peer["groups"]:
+            if group["replica"] not in self.homes(host):
+                raise ProtocolError(f"replica {group['replica']} does not live on this host")
         items: list[Incoming] = []
         known = self._by_host.get(host)
         if known is not None and known.attempt < attempt:
@@ -142,7 +148,7 @@ class Agents:
         peer = self._peers.get(connection)
         if peer is None:
             return []  # said before it learnt that it was dropped
-        kind = check_report(report, replicas=self._hosts[peer.host], ranks=self._ranks)
+        kind = check_report(report, replicas=self.homes(peer.host), ranks=self._ranks)
         return [Incoming(kind=kind, host=peer.host, incarnation=peer.incarnation, data=report)]
 
     def _closed(self, connection: int, reason: str) -> list[Incoming]:

@@ -35,6 +35,7 @@ from sky_monarch.controller.reserve import Reserve
 from sky_monarch.controller.settings import Settings
 from sky_monarch.controller.status import StatusBook
 from sky_monarch.controller.timers import Timers
+from sky_monarch.controller.turn import SILENCES
 
 __all__ = ["Controller"]
 
@@ -90,7 +91,7 @@ class Controller:
         self.finished = asyncio.Event()
         self.logs = LogReader(self)
         self._clocks = HostClocks()
-        agents.fenced = self._fenced
+        agents.fenced, agents.homes = self._fenced, self._homes
         self.hosts = Provisioning(
             settings,
             issuer,
@@ -265,6 +266,12 @@ class Controller:
     def _fenced(self, host: str, attempt: int) -> str | None:
         return fence_reason(self._state.host(host), attempt, forgotten=self._state.forgotten)
 
+    def _homes(self, host: str) -> frozenset[int]:
+        """Groups that an agent of that host may have; where they are was lost with the journal, any."""
+        if self._state.forgotten and self._state.host(host).provisioned:
+            return frozenset(range(self._limits.replicas))
+        return frozenset(self._state.host(host).replicas)
+
     def _event(self, item: Incoming, received_ns: int) -> None:
         seq = item.data["seq"]
         known = self._seqs[item.incarnation]
@@ -312,6 +319,9 @@ class Controller:
             groups = [self._book.lost(replica, generation) for replica, generation in action.groups]
             row = {"event": "host_lost", "host": action.host, "attempt": action.attempt, "groups": groups}
             self._append({**row, "reason": action.reason})
+        elif isinstance(action, model.GroupsPlaced):
+            row = {"event": "groups_placed", "host": action.host, "on": action.on}
+            self._append({**row, "groups": list(action.groups), "reason": action.reason})
         else:
             row = self._orders.row(action)
             self._append(row)  # no act without its row
@@ -331,7 +341,8 @@ class Controller:
 
     def _arm(self, name: str, delay_s: float) -> None:
         fire = self._guarded(lambda: self._record({"event": "timer_fired", "timer": name}))
-        self._timers.arm(name, delay_s, fire)
+        arm = self._timers.arm_awake if name.startswith(SILENCES) else self._timers.arm
+        arm(name, delay_s, fire)
 
     # --- the end ------------------------------------------------------------------------------------------
 
@@ -405,12 +416,12 @@ class Controller:
     def processes(self, replica: int | None, rank: int | None, *, setup: bool) -> list[Process]:
         """Whose output matches; empty where there is no such slot."""
         if setup:
-            hosts = self._settings.hosts if self._plans.has_setup and rank is None else {}
-            return [Process(name, None, None) for name, replicas in hosts.items() if replicas]
+            hosts = self._state.hosts if self._plans.has_setup and rank is None else ()
+            return [Process(host.name, None, None) for host in hosts if host.replicas or host.provisioned]
         return [
-            Process(name, number, local)
-            for name, replicas in self._settings.hosts.items()
-            for number in replicas
+            Process(host.name, number, local)
+            for host in self._state.hosts
+            for number in host.replicas
             for local in range(self._limits.ranks_per_replica)
             if replica in (None, number) and rank in (None, local)
         ]
@@ -418,6 +429,10 @@ class Controller:
     def send(self, host: str, command: Mapping[str, Any]) -> bool:
         """Tell a host's agent something; False where it is not connected."""
         return self._agents.send(host, command)
+
+    def host_of(self, process: Process) -> str:
+        """Where a process is by now."""
+        return process.host if process.replica is None else self._state.groups[process.replica].host
 
     def awaited(self, host: str) -> bool:
         """Whether a host is provisioned and its agent is not there: another one may come."""

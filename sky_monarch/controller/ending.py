@@ -17,7 +17,7 @@ from sky_monarch.controller.model import (
     SetTimer,
     Shutdown,
 )
-from sky_monarch.controller.turn import Turn, agent_timer, host_timer, probe_timer
+from sky_monarch.controller.turn import Turn, agent_timer, doubt_timer, host_timer, probe_timer
 
 __all__ = ["Ending"]
 
@@ -68,7 +68,9 @@ class Ending(Turn):
         for host in self.state.hosts:
             self.actions.append(CancelTimer(name=agent_timer(host.name)))
             if host.provisioned:
-                self.actions += [CancelTimer(name=of(host.name)) for of in (host_timer, probe_timer)]
+                self.actions += [
+                    CancelTimer(name=of(host.name)) for of in (doubt_timer, host_timer, probe_timer)
+                ]
         self.actions += [CancelTimer(name=name) for name in ("drain", "leave", "stop")]
         if self._left():
             self._begin_reaping(reason + trouble)
@@ -122,21 +124,30 @@ class Ending(Turn):
             )
             self._conclude(f"{self.state.verdict}; {told}")
 
-    def _reaped(self, host: Host) -> None:
-        """A host is gone while the run ends: nobody waits for what was on it."""
+    def _reaped(self, host: Host, *, whole: bool) -> None:
+        """A host is gone while the run ends: nobody waits for what was on it.
+
+        Args:
+            host: Which.
+            whole: Nothing of an older attempt is left either.
+        """
         for replica in host.replicas:
             group = self.state.groups[replica]
             phase = group.phase if group.phase.final else GroupPhase.STOPPED
             self._group(replica, live=frozenset(), phase=phase)
         became = HostPhase.GIVEN_UP if host.phase is HostPhase.GIVEN_UP else HostPhase.DOWN
-        self._host(host.name, phase=became, gone=True, connected=False, trouble=None)
+        replaces = None if whole else host.replaces
+        changes = {"connected": False, "doubted": False, "trouble": None, "replaces": replaces}
+        self._host(host.name, phase=became, gone=True, **changes)
 
     def _retire(self, host: Host) -> None:
         """Have a host no more that nothing is to run on: it was awaited, and what for is over."""
         if not all(self.state.groups[replica].phase.final for replica in host.replicas):
             return
-        self.actions += [CancelTimer(name=of(host.name)) for of in (agent_timer, host_timer, probe_timer)]
-        self._host(host.name, phase=HostPhase.DOWN, pairs=())
+        self.actions += [
+            CancelTimer(name=of(host.name)) for of in (agent_timer, doubt_timer, host_timer, probe_timer)
+        ]
+        self._host(host.name, phase=HostPhase.DOWN, pairs=(), doubted=False)
 
     @property
     def _ending(self) -> bool:

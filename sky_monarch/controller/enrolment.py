@@ -60,6 +60,7 @@ class Enrolments:
             "reason": host.reason or ("the run needs it" if wanted else state.reason),
             "groups": list(host.replicas),
             "replaces": host.replaces,
+            "doubted": host.doubted,
             "agent": self.agent(host),
             "enrolment": self._enrolment(host) if coming else None,
         }

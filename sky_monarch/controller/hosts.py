@@ -69,9 +69,10 @@ class Host:
         attempt: How often it was provisioned; 0 where nobody does.
         reason: Why it is where it is; None where nothing went wrong.
         gone: The launcher has said that no cluster of this attempt is left.
-        replaces: An older attempt of which a cluster may be left: it has to go before this one is launched. 0: one
-            that nobody remembers.
+        replaces: An older attempt of which a cluster may be left; it goes beside the launch of this one. 0: one that
+            nobody remembers.
         leaving: Its agent has said that the host is about to be taken away.
+        doubted: Its agent has fallen silent: its provider is to say, out of turn, whether there is such a host.
         useful: A group of it has committed in this attempt.
         tries: Attempts in a row in which none has.
         faults: Of those in a row that ended by an error, not for want of capacity.
@@ -92,6 +93,7 @@ class Host:
     gone: bool = False
     replaces: int | None = None
     leaving: bool = False
+    doubted: bool = False
     useful: bool = False
     tries: int = 0
     faults: int = 0
@@ -103,6 +105,11 @@ class Host:
     def provisioned(self) -> bool:
         """Whether a launcher makes and ends it."""
         return self.phase is not HostPhase.HERE
+
+    @property
+    def spare(self) -> bool:
+        """Whether it is provisioned, and has nothing to run."""
+        return self.provisioned and not self.replicas
 
     @property
     def over(self) -> bool:
@@ -155,8 +162,8 @@ def wants_differ(before: Wants, after: Wants) -> bool:
     if same and before.hosts is after.hosts:
         return False
     return any(
-        (old.attempt, old.replaces, is_wanted(before, old))
-        != (new.attempt, new.replaces, is_wanted(after, new))
+        (old.attempt, old.replaces, old.replicas, old.doubted, is_wanted(before, old))
+        != (new.attempt, new.replaces, new.replicas, new.doubted, is_wanted(after, new))
         for old, new in zip(before.hosts, after.hosts, strict=True)
         if new.provisioned and not (same and old is new)
     )
@@ -164,7 +171,7 @@ def wants_differ(before: Wants, after: Wants) -> bool:
 
 def standing(state: Wants) -> Iterator[Host]:
     """Hosts of which a cluster may be left."""
-    return (host for host in state.hosts if host.provisioned and not host.gone)
+    return (host for host in state.hosts if host.provisioned and not (host.gone and host.replaces is None))
 
 
 def certificate_name(host: str, attempt: int) -> str:

@@ -79,6 +79,10 @@ class Source(Protocol):
         """Whether the run is over."""
         ...
 
+    def host_of(self, process: Process) -> str:
+        """Where a process is by now: a group may go on elsewhere."""
+        ...
+
     def awaited(self, host: str) -> bool:
         """Whether a host is provisioned and its agent is not there: another one may come."""
         ...
@@ -171,11 +175,12 @@ class LogReader:
         self._request += 1
         request = self._request
         answer: asyncio.Future[Chunk] = asyncio.get_running_loop().create_future()
-        self._waiting[request] = (process.host, answer)
+        host = self._source.host_of(process)
+        self._waiting[request] = (host, answer)
         slot = None if process.replica is None else {"replica": process.replica, "rank": process.rank}
         try:
             asked = self._source.send(
-                process.host,
+                host,
                 {
                     "type": "read_log",
                     "request": request,
@@ -186,11 +191,11 @@ class LogReader:
                 },
             )
             if not asked:
-                raise ChannelClosedError(f"the agent of host {process.host} is not connected")
+                raise ChannelClosedError(f"the agent of host {host} is not connected")
             async with asyncio.timeout(_ANSWER_S):
                 return await answer
         except TimeoutError as error:
-            raise ChannelTimeoutError(f"the agent of host {process.host} does not answer") from error
+            raise ChannelTimeoutError(f"the agent of host {host} does not answer") from error
         finally:
             del self._waiting[request]
 
@@ -237,7 +242,7 @@ class LogReader:
         with self._counted():
             cursors = [_Cursor(process, generation) for process in processes]
             for cursor in cursors:
-                if tail is not None and not self._source.awaited(cursor.process.host):
+                if tail is not None and not self._source.awaited(self._source.host_of(cursor.process)):
                     await self._seek_tail(cursor, tail)
                 async for lines in self._advance(cursor, follow=follow):
                     yield lines
@@ -269,7 +274,7 @@ class LogReader:
 
     async def _advance(self, cursor: _Cursor, *, follow: bool) -> AsyncIterator[list[Line]]:
         """Hand on what one process has written by now."""
-        host = cursor.process.host
+        host = self._source.host_of(cursor.process)
         if self._source.awaited(host) or not cursor.enter(self._source):
             return
         while True:

@@ -9,6 +9,7 @@ from sky_monarch.controller.actions import (
     Action,
     CancelTimer,
     Fence,
+    GroupsPlaced,
     HostLost,
     Probe,
     ProbeTarget,
@@ -81,6 +82,7 @@ __all__ = [
     "GroupPhase",
     "GroupStopped",
     "Groups",
+    "GroupsPlaced",
     "Host",
     "HostLeaving",
     "HostLost",
@@ -132,6 +134,8 @@ class Limits:
         leave_s: How long released ranks may take to leave (a last evaluation, a last save).
         stop_margin_s: How much longer than its grace time a stop may take.
         agent_lost_s: Silence of a host after which its groups count as lost.
+        agent_doubted_s: Silence after which its provider is asked whether there is still such a host, and its groups
+            go to a spare that is ready.
         agent_joins_s: Time from the launch of a host to the first word of its agent (packages are installed).
         host_backoff_s: Pause after an attempt at a host that came to nothing; it doubles.
         host_backoff_max_s: Longest pause.
@@ -150,6 +154,7 @@ class Limits:
     leave_s: float = 600.0
     stop_margin_s: float = 15.0
     agent_lost_s: float = 30.0
+    agent_doubted_s: float = 5.0
     agent_joins_s: float = 600.0
     host_backoff_s: float = 30.0
     host_backoff_max_s: float = 600.0
@@ -240,8 +245,8 @@ def initial_state(
         Host(
             name=name,
             replicas=tuple(mine),
-            # Nothing of the job runs on a host without groups.
-            setup=SetupPhase.NEEDED if setup and mine else SetupPhase.DONE,
+            # Nothing of the job runs on the head; a spare is to be ready when it is needed.
+            setup=SetupPhase.NEEDED if setup and (mine or name in provisioned) else SetupPhase.DONE,
             phase=HostPhase.WANTED if name in provisioned else HostPhase.HERE,
             attempt=1 if name in provisioned else 0,
         )

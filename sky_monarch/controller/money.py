@@ -131,8 +131,9 @@ class MoneyBook:
     def _open(self, account: _Account, attempt: int) -> _Bill:
         bill = account.bills.get(attempt)
         if bill is None:
-            for older in [number for number in account.bills if number < attempt]:
-                account.settle(older, self._clock.total_s)  # there are never two clusters of one host
+            # While one is launched, the one before may still be taken down; none is that was before that.
+            for older in sorted(number for number in account.bills if number < attempt)[:-1]:
+                account.settle(older, self._clock.total_s)
             bill = account.bills[attempt] = _Bill(self._clock.total_s, account.usd_per_hour)
         return bill
 

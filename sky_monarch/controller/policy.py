@@ -52,7 +52,7 @@ from sky_monarch.controller.model import (
     TimerFired,
 )
 from sky_monarch.controller.probing import Probing
-from sky_monarch.controller.turn import agent_timer, count_of
+from sky_monarch.controller.turn import agent_timer, count_of, doubt_timer
 from sky_monarch.errors import BudgetSpentError
 
 __all__ = ["Decision", "step"]
@@ -89,13 +89,14 @@ class _Turn(Probing):
         match event:
             case ControllerStarted():
                 for host in self.state.hosts:
-                    self._disconnected(host.name)
+                    self._disconnected(host.name, ours=True)
             case JournalLost():
                 self._forgotten(event)
             case AgentConnected():
                 self._connected(event)
             case AgentDisconnected():
                 self._disconnected(event.host)
+                self._line_lost(event.host)
                 if (host := self.state.host(event.host)).leaving:
                     self._agent_left(host)
             case SetupStarted() | SetupFinished():
@@ -226,7 +227,9 @@ class _Turn(Probing):
             changes["setup"] = SetupPhase.DONE  # in a history that is lost
         host = self._host(event.host, **changes)
         self.arrived.append(event.host)
-        self.actions.append(CancelTimer(name=agent_timer(event.host)))
+        self.actions += [CancelTimer(name=of(event.host)) for of in (agent_timer, doubt_timer)]
+        self._adopt_place(event.host, frozenset(snapshot.replica for snapshot in event.groups))
+        host = self.state.host(event.host)
         if self.state.phase.ended or self.state.reaping is Reaping.NOW:
             self._shutdown(host)
             return
@@ -323,11 +326,12 @@ class _Turn(Probing):
         group = self._group(group.replica, restarts_ns=(*spent, mono_ns), live=frozenset(), reason=why)
         self._start_group(group, generation=group.generation + 1, reason=why)
 
-    def _disconnected(self, name: str) -> None:
+    def _disconnected(self, name: str, *, ours: bool = False) -> None:
+        """The line to an agent is lost; where the end was ``ours``, its dialling may have to run into a limit first."""
         host = self._host(name, connected=False)
         if host.provisioned:
             if host.phase is HostPhase.UP and not host.lost:
-                self._await_agent(name)
+                self._await_agent(name, ours=ours)
         elif not self.state.phase.ended and not host.lost:
             delay_s = self.limits.agent_lost_s
             reason = f"the agent of host {name} is not connected"
@@ -375,6 +379,8 @@ class _Turn(Probing):
                 self._host(host.name, lost=True)
                 cause = f"the agent of host {host.name} was silent for {self.limits.agent_lost_s:g} s"
                 self._change(root_cause=self.state.root_cause or cause)
+        elif name.startswith("doubt:"):
+            self._doubt_due(self.state.host(name.removeprefix("doubt:")))
         elif name.startswith("host:"):
             self._host_due(name.removeprefix("host:"))
         elif name.startswith("probe:"):

@@ -25,7 +25,7 @@ class Probing(Replacing):
 
     def _prove(self, host: Host) -> None:
         """A host has come: it has to reach all that are there, and they it."""
-        if host.probe is None or not host.replicas:
+        if host.probe is None:
             return
         others = [one for one in self.state.hosts if one is not host and self._can_answer(one)]
         if not others or self._ending:

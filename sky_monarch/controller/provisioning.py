@@ -141,6 +141,7 @@ class Provisioning:
             {
                 "host": host.name,
                 "groups": list(host.replicas),
+                "spare": host.spare,
                 "attempt": host.attempt,
                 "phase": str(host.phase),
                 "reason": host.reason,

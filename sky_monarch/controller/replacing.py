@@ -1,8 +1,9 @@
-"""Hosts that are provisioned: asked for, lost, and asked for again; one attempt at a time, one cluster a slot.
+"""Hosts that are provisioned: asked for, lost, and asked for again; one attempt at a time, others are fenced.
 
 The policy wants, a launcher does and says what became of it. A lost host costs its groups a generation and nothing
-of their budgets. A next attempt is asked for at once where the one before was of use; where it was not, after a
-pause that doubles. What only an error ended is tried a few times, what is refused never again.
+of their budgets: they go to a spare that is ready, or wait. A next attempt is asked for at once where the one before
+was of use; where it was not, after a pause that doubles. What only an error ended is tried a few times, what is
+refused never again.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from sky_monarch.controller.model import (
     SetTimer,
     SetupPhase,
 )
-from sky_monarch.controller.turn import agent_timer, count_of, host_timer, probe_timer
+from sky_monarch.controller.turn import agent_timer, count_of, doubt_timer, host_timer, probe_timer
 from sky_monarch.controller.verdict import Verdict
 from sky_monarch.errors import CredentialsError, NoCapacityError
 
@@ -51,17 +52,18 @@ class Replacing(Verdict):
         over = event.state in (HostReported.ENDED, HostReported.DOWN)
         if event.attempt != host.attempt:
             if over and event.attempt == host.replaces:
-                self._host(host.name, replaces=None)
+                self._host(host.name, replaces=None, trouble=None)
+            elif event.state is HostReported.DOWN_FAILED and event.attempt == host.replaces:
+                self._host(host.name, trouble=event.reason or "the launcher could not take it down")
             return  # an older one changes nothing any more
         if over:
             self._host_ended(host, event)
             return
         match event.state:
             case HostReported.LAUNCHING if host.phase is HostPhase.WANTED:
-                # Whoever launches this one has ended the one before.
-                self._host(host.name, phase=HostPhase.LAUNCHING, replaces=None)
+                self._host(host.name, phase=HostPhase.LAUNCHING)
             case HostReported.LAUNCHED if host.phase in _ASKED:
-                self._host(host.name, phase=HostPhase.UP, replaces=None)
+                self._host(host.name, phase=HostPhase.UP)
                 self._await_agent(host.name)
             case HostReported.FAILED if host.away and not host.over:
                 self._launch_failed(host, event)
@@ -70,7 +72,7 @@ class Replacing(Verdict):
 
     def _host_ended(self, host: Host, event: HostReport) -> None:
         if self._ending:
-            self._reaped(host)
+            self._reaped(host, whole=event.state is HostReported.DOWN)
             return
         if host.over:
             self._host(host.name, gone=True)
@@ -113,10 +115,13 @@ class Replacing(Verdict):
                 group = self.state.groups[replica]
                 self._group(replica, phase=group.phase if group.phase.final else GroupPhase.STOPPED)
             return
+        if self._is_needed(host) and host.replicas and (spare := self._ready_spare()) is not None:
+            self._place(host, spare, f"host {host.name}: {why}")
+        host = self.state.host(host.name)
         tries = 0 if host.useful else host.tries + 1
         faults = 0 if host.useful else host.faults + fault
         host = self._host(host.name, tries=tries, faults=faults, gone=gone, useful=False)
-        if all(self.state.groups[replica].phase.final for replica in host.replicas):
+        if not self._is_needed(host):
             self._host(host.name, phase=HostPhase.DOWN)
         elif faults >= MOST_FAULTS:
             self._give_up_host(host, f"after {count_of(faults, 'attempt')}: {why}", exit_code=_NO_CAPACITY)
@@ -142,7 +147,7 @@ class Replacing(Verdict):
         if host.connected:
             reason = f"fenced: attempt {host.attempt} of host {host.name} is over: {why}"
             self.actions.append(Fence(host=host.name, attempt=host.attempt, reason=reason))
-        timers = (agent_timer, host_timer, probe_timer)
+        timers = (agent_timer, doubt_timer, host_timer, probe_timer)
         self.actions += [CancelTimer(name=of(host.name)) for of in timers]
         # Who left in order has lost nothing, and has said so.
         trained = () if host.leaving else map(self.state.groups.__getitem__, host.replicas)
@@ -163,13 +168,14 @@ class Replacing(Verdict):
                 generation=group.generation + beyond,
                 reason=why,
             )
-        setup = SetupPhase.NEEDED if self.state.prepares and host.replicas else SetupPhase.DONE
+        setup = SetupPhase.NEEDED if self.state.prepares else SetupPhase.DONE
         self._host(
             host.name,
             connected=False,
             incarnation=None,
             setup=setup,
             leaving=False,
+            doubted=False,
             probe=None,
             pairs=(),
             reason=why,
@@ -190,7 +196,14 @@ class Replacing(Verdict):
         )
 
     def _give_up_host(self, host: Host, why: str, *, exit_code: int) -> None:
-        cause = f"host {host.name} was given up: {why}"
+        if host.replicas and not self._all_final(host) and (spare := self._ready_spare()) is not None:
+            self._place(host, spare, f"host {host.name}: {why}")
+            host = self.state.host(host.name)
+        cause = f"{'spare ' if host.spare else ''}host {host.name} was given up: {why}"
+        if host.spare:
+            self._change(notes=(*self.state.notes, cause))
+            self._host(host.name, phase=HostPhase.GIVEN_UP, reason=why)
+            return
         unprovided = exit_code if self.state.unprovided is None else self.state.unprovided
         self._change(root_cause=self.state.root_cause or cause, unprovided=unprovided)
         for replica in host.replicas:
@@ -207,7 +220,7 @@ class Replacing(Verdict):
 
     # --- its agent -------------------------------------------------------------------------------------------
 
-    def _await_agent(self, name: str) -> None:
+    def _await_agent(self, name: str, *, ours: bool = False) -> None:
         """Give the agent of a host that is up its time to dial."""
         host = self.state.host(name)
         if host.connected or self._ending:
@@ -215,6 +228,24 @@ class Replacing(Verdict):
         delay_s = self.limits.agent_lost_s if self._has_dialled(host) else self.limits.agent_joins_s
         reason = f"the agent of host {name} is not connected"
         self.actions.append(SetTimer(name=agent_timer(name), delay_s=delay_s, reason=reason))
+        if self._has_dialled(host):
+            doubt_s = self.limits.agent_doubted_s * (2 if ours else 1)
+            self.actions.append(SetTimer(name=doubt_timer(name), delay_s=doubt_s, reason=reason))
+
+    def _line_lost(self, name: str) -> None:
+        """The line of an agent ended without a farewell: whoever provides its host may know why."""
+        host = self.state.host(name)
+        if host.phase is HostPhase.UP and not (host.leaving or host.connected or self._ending):
+            self._host(name, doubted=True)
+
+    def _doubt_due(self, host: Host) -> None:
+        """It has not dialled again for a while; where a spare is ready, nobody waits to see whether it does."""
+        if host.connected or host.phase is not HostPhase.UP or self._ending:
+            return
+        host = self._host(host.name, doubted=True)
+        if host.replicas and self._is_needed(host) and self._ready_spare() is not None:
+            why = f"its agent was silent for {self.limits.agent_doubted_s:g} s, and a spare is ready"
+            self._lose(host, why, gone=False, fault=False)
 
     def _agent_silent(self, host: Host) -> None:
         if host.connected or host.phase is not HostPhase.UP:
@@ -236,7 +267,7 @@ class Replacing(Verdict):
         if fence is not None:
             self.actions.append(Fence(host=host.name, attempt=event.attempt, reason=fence))
             return False
-        changes: dict[str, Any] = {"phase": HostPhase.UP, "attempt": event.attempt, "replaces": None}
+        changes: dict[str, Any] = {"phase": HostPhase.UP, "attempt": event.attempt, "doubted": False}
         if event.attempt != host.attempt and host.connected:
             reason = f"fenced: host {host.name} is at attempt {event.attempt}"
             self.actions.append(Fence(host=host.name, attempt=host.attempt, reason=reason))

@@ -5,7 +5,7 @@ The same function reads a row when it happens and when a restarted controller re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from sky_monarch.controller import model
@@ -208,8 +208,8 @@ def _check_place(replica: int | None, rank: int | None, replicas: frozenset[int]
         raise ProtocolError(f"rank {rank} is not below {ranks}")
 
 
-def check_hello(peer: object, hosts: Mapping[str, frozenset[int]], *, ranks: int) -> None:
-    """Check who dialled and what it says it supervises.
+def check_hello(peer: object, hosts: Collection[str], *, replicas: frozenset[int], ranks: int) -> None:
+    """Check who dialled and what it says it supervises; whether that lives there is another question.
 
     Raises:
         ProtocolError: It is not an agent of this run.
@@ -219,8 +219,7 @@ def check_hello(peer: object, hosts: Mapping[str, frozenset[int]], *, ranks: int
     known: _Checks = {"host": _text, "pid": _unsigned, "incarnation": _unsigned}
     known |= {"attempt": _or_none(_unsigned), "probe": _or_none(_text), "certificate": _or_none(_text)}
     _require(peer, known, "a hello")
-    replicas = hosts.get(peer["host"])
-    if replicas is None:
+    if peer["host"] not in hosts:
         raise ProtocolError(f"host {peer['host']!r:.80} is not part of this run")
     groups = peer.get("groups")
     if not isinstance(groups, list):

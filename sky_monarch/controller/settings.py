@@ -15,6 +15,7 @@ __all__ = ["Settings", "load_settings"]
 
 _LIMITS = frozenset(
     {
+        "agent_doubted_s",
         "agent_lost_s",
         "agent_joins_s",
         "host_backoff_s",
@@ -196,8 +197,6 @@ def _provisioned(config: Mapping[str, Any], path: Path) -> frozenset[str]:
         wanted = host.get("provisioned", False)
         if not isinstance(wanted, bool):
             raise ConfigError(f"{path}: provisioned of host {host['name']} is {wanted!r}, not true or false")
-        if wanted and not host["groups"]:
-            raise ConfigError(f"{path}: host {host['name']} is provisioned for no replica group")
         found |= {str(host["name"])} if wanted else set()
     return frozenset(found)
 

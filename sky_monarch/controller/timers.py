@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterator
 
 __all__ = ["Timers"]
 
+_SLICE_S = 0.5
+"""Of a time that counts only while this process runs: longer than this without a look, it did not."""
+
 
 class Timers:
     """Lives in one event loop."""
@@ -29,6 +32,26 @@ class Timers:
             act()
 
         self._handles[name] = asyncio.get_running_loop().call_later(delay_s, fire)
+
+    def arm_awake(self, name: str, delay_s: float, act: Callable[[], None]) -> None:
+        """The same, but time in which this process was stopped or starved does not count.
+
+        Whoever is to be heard of within that time could not be heard then.
+        """
+        self.cancel(name)
+        left_s = delay_s
+
+        def look() -> None:
+            nonlocal left_s
+            if left_s > 0.0:
+                slice_s = min(_SLICE_S, left_s)
+                left_s -= slice_s
+                self._handles[name] = asyncio.get_running_loop().call_later(slice_s, look)
+                return
+            del self._handles[name]
+            act()
+
+        look()
 
     def cancel(self, name: str) -> None:
         """Forget a timer; nothing happens where there is none."""

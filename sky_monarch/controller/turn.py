@@ -19,7 +19,10 @@ from sky_monarch.controller.model import (
     StopGroup,
 )
 
-__all__ = ["Turn", "agent_timer", "count_of", "host_timer", "probe_timer"]
+__all__ = ["SILENCES", "Turn", "agent_timer", "count_of", "doubt_timer", "host_timer", "probe_timer"]
+
+SILENCES = ("agent:", "doubt:")
+"""What timers begin with for somebody who is not heard of: they count only while we could hear."""
 
 _MOST_NAMES = 8
 
@@ -107,6 +110,11 @@ class Turn:
 def agent_timer(host: str) -> str:
     """Name of the timer for the silence of a host."""
     return f"agent:{host}"
+
+
+def doubt_timer(host: str) -> str:
+    """Name of the timer for the silence after which a host is doubted."""
+    return f"doubt:{host}"
 
 
 def host_timer(host: str) -> str:

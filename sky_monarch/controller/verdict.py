@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import islice
 
-from sky_monarch.controller.ending import Ending
 from sky_monarch.controller.hosts import Host, words
 from sky_monarch.controller.model import (
     GroupPhase,
@@ -14,6 +13,7 @@ from sky_monarch.controller.model import (
     Setup,
     SetupPhase,
 )
+from sky_monarch.controller.spares import Spares
 from sky_monarch.controller.turn import count_of
 
 __all__ = ["Verdict"]
@@ -22,7 +22,7 @@ _TOO_FEW_GROUPS = 4
 _MOST_WORDS = 3
 
 
-class Verdict(Ending):
+class Verdict(Spares):
     """Draws the conclusions that hold whatever the event was."""
 
     def settle(self) -> None:
@@ -58,6 +58,8 @@ class Verdict(Ending):
             if self.state.host(name).setup is SetupPhase.NEEDED:
                 self._host(name, setup=SetupPhase.SENT)
                 self.actions.append(Setup(host=name, reason="the job has a setup command"))
+        for name in tuple(dict.fromkeys((*self.arrived, *self.prepared))):
+            self._spare_came(name)
         # What was not to be started before is to be now only where a host came, or the last one became ready.
         last = self.before.unready and not self.state.unready
         ready = self.state.hosts if last else map(self.state.host, (*self.arrived, *self.prepared))
@@ -133,7 +135,7 @@ class Verdict(Ending):
             if (tally.running, tally.started, tally.able) == (former.running, former.started, former.able):
                 return
         tally = now.groups.tally
-        away = (host for host in now.hosts if host.away)
+        away = (host for host in now.hosts if host.away and host.replicas)
         parts = [words(host) for host in islice(away, _MOST_WORDS)]
         if next(away, None) is not None:
             parts.append("and others")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sky_monarch.config.checkpoint_target import folder_of
@@ -56,7 +56,7 @@ class Choice:
         hosts: The clusters.
         reachability: How they reach each other; ``one host`` or ``one cluster`` where there is one.
         head: Where lighthouse and controller run.
-        usd_per_hour: Price of all hosts of the job; None where that is unknown.
+        usd_per_hour: Price of all hosts of the job, the spare ones too; None where that is unknown.
         price_day: The day of that price; ``<= `` before it where its source bears no date.
         price_source: Where it was read.
         notes: What else to know.
@@ -222,13 +222,15 @@ def _choice(job: JobSpec, candidate: Candidate, infra: str, known: Snapshot) -> 
     if cloud.by == "local":
         return _here(job)
     shape, offer = choose_size(job, candidate, cloud, known)
-    hosts = host_sets(job.name, replicas=job.replicas, shape=shape)
+    spare = job.recovery.spare
+    hosts = host_sets(job.name, replicas=job.replicas, shape=shape, spare=spare)
     head = _head(job, cloud, hosts)
     accelerator = f"{candidate.accelerator.name}:{shape.gpus}" if candidate.accelerator else None
     each = offer.price(spot=candidate.use_spot) if offer else None
-    total = None if each is None else round(each * shape.hosts, 4)
+    total = None if each is None else round(each * (shape.hosts + spare * shape.nodes), 4)
     tasks = [
-        (host.cluster, host_task(job, candidate, cloud, host, infra, accelerator, image)) for host in hosts
+        (host.cluster, host_task(job, candidate, cloud, _filled(host, hosts), infra, accelerator, image))
+        for host in hosts
     ]
     if head.own and head.cluster:
         tasks.insert(0, (head.cluster, head_task(cloud, head.cluster, infra)))
@@ -239,7 +241,7 @@ def _choice(job: JobSpec, candidate: Candidate, infra: str, known: Snapshot) -> 
         instance=offer.instance if offer else None,
         image=image,
         hosts=hosts,
-        reachability=_reach(cloud, shape),
+        reachability=_reach(cloud, shape, spare),
         head=head,
         usd_per_hour=total,
         price_day=offer.source.as_of if offer and total is not None else None,
@@ -250,8 +252,13 @@ def _choice(job: JobSpec, candidate: Candidate, infra: str, known: Snapshot) -> 
     )
 
 
-def _reach(cloud: Cloud, shape: Shape) -> str:
-    if shape.sets > 1:
+def _filled(host: HostSet, hosts: tuple[HostSet, ...]) -> HostSet:
+    """A spare host is as large as the fullest of the others."""
+    return host if host.groups else replace(host, groups=hosts[0].groups)
+
+
+def _reach(cloud: Cloud, shape: Shape, spare: int) -> str:
+    if shape.sets + spare > 1:
         return str(cloud.reachability)
     return "one host" if shape.nodes == 1 else "one cluster"
 
@@ -349,6 +356,9 @@ def _notes(
 ) -> Iterator[str]:
     gpu = GPUS[candidate.accelerator.name] if candidate.accelerator else None
     infra = candidate.infra or job.infra
+    if spare := job.recovery.spare:
+        count = "host is a spare one" if spare == 1 else "hosts are spare ones"
+        yield f"{spare} {count}, at the price of any other: $/H has it in the sum"
     if shape.sets > 1 and job.placement == "same-zone" and not names_one_zone(infra):
         yield f"{job.name}-h0 chooses the zone, the others follow it"
     if shape.sets > 1 and job.sync != EVERY_STEP and cloud.reachability is not Reachability.SAME_NETWORK:

@@ -19,6 +19,7 @@ from typing import Any
 
 from sky_monarch.errors import LaunchError, RunNotFoundError
 from sky_monarch.launch.environment import state_dir
+from sky_monarch.launch.placement import cluster_name
 from sky_monarch.launch.process import Process, carrying, command_lines
 
 __all__ = ["Phase", "RunFolder", "find", "list_runs", "name_lock", "new_run_id", "runs_dir", "write_json"]
@@ -128,9 +129,18 @@ class RunFolder:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Hosts that are brought up for it; with SkyPilot they are the names of its clusters."""
+        """Hosts that are brought up for it; with SkyPilot the first cluster of each has its name."""
         named = self.info.get("hosts")
         return tuple(host for host in named if isinstance(host, str)) if isinstance(named, list) else ()
+
+    def clusters(self) -> tuple[tuple[str, str], ...]:
+        """``(host, cluster)`` of what was asked of a provider and has not been seen to go: of each attempt its own."""
+        asked = _read_json(self.path / "requests.json") or {}
+        hosts, older = asked.get("hosts"), asked.get("older")
+        records = [*(hosts.values() if isinstance(hosts, dict) else ()), *(older or ())]
+        with contextlib.suppress(KeyError, TypeError):
+            return tuple((one["host"], cluster_name(one["host"], one["attempt"])) for one in records)
+        return ()
 
     @property
     def journal(self) -> Path:

@@ -4,7 +4,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["HostSet", "Shape", "host_sets", "shape_of"]
+__all__ = ["HostSet", "Shape", "attempt_of", "cluster_name", "host_sets", "shape_of"]
+
+
+def cluster_name(host: str, attempt: int) -> str:
+    """Name of the cluster of one attempt at a host: two of them may stand for a while, and never share a name.
+
+    >>> cluster_name("demo-h0", 1), cluster_name("demo-h0", 2)
+    ('demo-h0', 'demo-h0-a2')
+    """
+    return host if attempt <= 1 else f"{host}-a{attempt}"
+
+
+def attempt_of(cluster: str, host: str) -> int | None:
+    """Which attempt at a host a cluster of this name is; None where it is none.
+
+    >>> attempt_of("demo-h0-a2", "demo-h0"), attempt_of("demo-h0", "demo-h0"), attempt_of("demo-h01", "demo-h0")
+    (2, 1, None)
+    """
+    if cluster == host:
+        return 1
+    number = cluster.removeprefix(f"{host}-a") if cluster.startswith(f"{host}-a") else ""
+    attempt = int(number) if number.isascii() and number.isdigit() else 0
+    return attempt if attempt > 1 and cluster == cluster_name(host, attempt) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,7 +35,7 @@ class HostSet:
 
     Attributes:
         cluster: Its name, ``<job>-h<k>``.
-        groups: Replica groups on it.
+        groups: Replica groups on it; none on a spare one.
         nodes: Its hosts; more than one only where one group needs several.
     """
 
@@ -70,8 +92,8 @@ def shape_of(*, replicas: int, gpus: int, per_host: int) -> Shape | None:
     return Shape(gpus=per_host, groups=1, nodes=gpus // per_host, sets=replicas, unused=0)
 
 
-def host_sets(job: str, *, replicas: int, shape: Shape) -> tuple[HostSet, ...]:
-    """The clusters of a job: each group on exactly one, in order, the fuller ones first.
+def host_sets(job: str, *, replicas: int, shape: Shape, spare: int = 0) -> tuple[HostSet, ...]:
+    """The clusters of a job: each group on exactly one, in order, the fuller ones first; then the spare ones.
 
     Groups are spread evenly, so that the loss of one host takes as few along as the number of hosts allows.
     """
@@ -82,4 +104,8 @@ def host_sets(job: str, *, replicas: int, shape: Shape) -> tuple[HostSet, ...]:
         groups = tuple(range(first, first + size))
         found.append(HostSet(cluster=f"{job}-h{index}", groups=groups, nodes=shape.nodes))
         first += size
+    found += [
+        HostSet(cluster=f"{job}-h{shape.sets + index}", groups=(), nodes=shape.nodes)
+        for index in range(spare)
+    ]
     return tuple(found)

@@ -124,7 +124,7 @@ def _reason(job: JobSpec, choice: Choice, first: Choice | None) -> tuple[str, st
     if len(choice.hosts) > 1 and choice.reachability not in _TOGETHER:
         return (
             f"its hosts reach each other by {choice.reachability} only, and this version tunnels nothing",
-            "let all groups share one host, or choose a place with a common network",
+            "let all groups share one host (and keep no spare one), or choose a place with a common network",
         )
     accelerator = job.resources.candidates()[0].accelerator  # the one that devices are counted by
     wanted = accelerator.count if accelerator else 0
@@ -179,7 +179,7 @@ def rehearsal(job: JobSpec, hosts: int) -> Launchable:
         use_spot=False,
         instance=None,
         image=None,
-        hosts=host_sets(job.name, replicas=job.replicas, shape=shape),
+        hosts=host_sets(job.name, replicas=job.replicas, shape=shape, spare=job.recovery.spare),
         reachability="one host",
         head=Head(kind="here"),
         usd_per_hour=0.0,

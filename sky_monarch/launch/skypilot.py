@@ -370,7 +370,7 @@ def status(names: Sequence[str], *, refresh: bool) -> str:
     """Ask what became of clusters; returns the id of the request.
 
     Args:
-        names: Which.
+        names: Which; none: all that there are.
         refresh: Have the clouds asked, too; else what SkyPilot has noted.
     """
 
@@ -379,7 +379,7 @@ def status(names: Sequence[str], *, refresh: bool) -> str:
 
         _need_server()
         mode = common.StatusRefreshMode.FORCE if refresh else common.StatusRefreshMode.NONE
-        return str(sky.status(list(names), refresh=mode))
+        return str(sky.status(list(names) or None, refresh=mode))
 
     return _within(_CALL_S, ask)
 

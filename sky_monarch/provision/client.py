@@ -154,6 +154,7 @@ def _order(values: Mapping[str, Any]) -> HostOrder:
         reason=str(values.get("reason") or ""),
         groups=tuple(values.get("groups") or ()),
         replaces=values.get("replaces"),
+        doubted=bool(values.get("doubted")),
         agent=dict(values.get("agent") or {}),
         enrolment=str(values.get("enrolment") or ""),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar, cast
 
@@ -13,6 +13,7 @@ import structlog
 from sky_monarch.provision.candidates import Exhausted
 from sky_monarch.provision.classify import plain
 from sky_monarch.provision.client import Backoff
+from sky_monarch.provision.leaving import Leaving, down_within
 from sky_monarch.provision.provider import HostOrder, Kind, Launched, ProvisionError, Superseded, Turn
 from sky_monarch.provision.requests import Phase, Record
 from sky_monarch.provision.shared import Shared
@@ -24,18 +25,21 @@ T = TypeVar("T")
 #: Waits are ended by what they wait for; looked at again now and then all the same.
 _LOOK_AGAIN_S = 30.0
 _CLEAN_UP_S = 120.0
+_IN_THE_WAY = (Kind.CAPACITY, Kind.REFUSED)
 
 
 class Host:
     """A host and its thread.
 
     Args:
-        name: Its name, which is its cluster's.
+        name: Its name.
         shared: What it shares with the others.
+        leaving: Takes down what is left of older attempts.
     """
 
-    def __init__(self, name: str, shared: Shared) -> None:
+    def __init__(self, name: str, shared: Shared, leaving: Leaving) -> None:
         self.name = name
+        self._leaving = leaving
         self._shared = shared
         self._news = threading.Condition(shared.lock)
         self._order: HostOrder | None = None
@@ -165,7 +169,7 @@ class Host:
             if record is None:
                 record = self._recognise(order)
             elif record.attempt != order.attempt:
-                self._clear(record)
+                self._retire(record)
                 record = None
         except ProvisionError as error:
             kind, text = error.kind, plain(str(error))
@@ -187,38 +191,57 @@ class Host:
             raise
 
     def _recognise(self, order: HostOrder) -> Record | None:
-        """A cluster of this name for which this run never asked is somebody else's, and not touched.
+        """A cluster of this host's name for which this run never asked is somebody else's, and not touched.
 
-        Where it cannot be known who asked, it counts as the attempt that is wanted: if it is not, its agent is
-        refused by the controller, which then wants another attempt.
+        Where it cannot be known who asked, one of the attempt that is wanted counts as that: if it is not, its agent
+        is refused by the controller, which then wants another attempt.
         """
-        provider = self._shared.provider
-        if not self._again(lambda: provider.exists(self.name), "look for a cluster"):
-            return None
-        if order.replaces is not None:  # the controller knows that there was an older attempt
-            self._end_older(order.replaces)
-            return None
-        if self._shared.requests.lost:
-            return self._shared.keep(Record(host=self.name, attempt=order.attempt, phase=Phase.UP))
-        raise ProvisionError(
-            f"there is a cluster {self.name} already, which this run did not launch: "
-            "take it down, or give the job another name",
-            kind=Kind.REFUSED,
-        )
+        shared, provider = self._shared, self._shared.provider
+        if self._leaving.left(self.name):
+            return None  # of this very host's own past: there was an attempt, and this one is new
+        found = self._again(lambda: provider.found(self.name), "look for clusters")
+        if shared.requests.lost and order.attempt in found.values():
+            found = {name: attempt for name, attempt in found.items() if attempt != order.attempt}
+            self._end_found(found)
+            return shared.keep(Record(host=self.name, attempt=order.attempt, phase=Phase.UP))
+        if shared.requests.lost or order.replaces is not None:  # ours, then: there was an older attempt
+            self._end_found(found)
+            if order.attempt in found.values():  # this very name: one of the two can have it
+                self._older_gone()
+        elif order.attempt in found.values():
+            raise ProvisionError(
+                f"there is a cluster {order.cluster} already, which this run did not launch: "
+                "take it down, or give the job another name",
+                kind=Kind.REFUSED,
+            )
+        return None
 
-    def _clear(self, record: Record) -> None:
-        """End what is left of an older attempt: no slot ever has two clusters."""
+    def _end_found(self, found: Mapping[str, int]) -> None:
+        for attempt in found.values():
+            self._leaving.retire(Record(host=self.name, attempt=attempt, phase=Phase.UP))
+
+    def _retire(self, record: Record) -> None:
+        """What is left of the attempt before goes beside the launch of this one; at most one goes at a time."""
         self._shared.gone(self.name)
-        if record.asked:
-            self._end_older(record.attempt)
-            if record.phase in (Phase.UP, Phase.LAUNCHING):  # it has ended only now, and costs no more
-                self._report(record, "down")
-        self._drop()
+        if not record.asked:
+            self._drop()
+            return
+        self._older_gone()
+        self._leaving.retire(record)
 
-    def _end_older(self, attempt: int) -> None:
-        _log.info("an older attempt goes first", host=self.name, attempt=attempt)
-        if (left := self._down_within(self._shared.limits.down_s)) is not None:
-            text = f"attempt {attempt} may still be there, and bill: {left}"
+    def _older_gone(self) -> None:
+        """Wait until nothing is left of attempts before the one that has a record.
+
+        Raises:
+            ProvisionError: One of them does not go.
+        """
+
+        def gone() -> bool | ProvisionError | None:
+            left = self._leaving.left(self.name)
+            return self._leaving.trouble(self.name) if left else True
+
+        if isinstance(left := self._await(gone), ProvisionError):
+            text = f"an older attempt may still be there, and bill: {left}"
             raise ProvisionError(text, kind=left.kind)
 
     def _launch(self, order: HostOrder, record: Record) -> None:
@@ -230,7 +253,10 @@ class Host:
             turn = self._turn(order)
         while isinstance(turn, Turn):
             choice = turn.choice
+            beside = bool(self._leaving.left(self.name))
             failure = self._launch_in(order, turn)
+            if failure is not None and beside and failure.kind in _IN_THE_WAY:
+                failure = self._launch_once_alone(order, turn, failure)
             if failure is None:
                 return
             with shared.lock:
@@ -240,6 +266,17 @@ class Host:
                 shared.wake_waiting()
             turn = over or self._turn(order)
         self._give_up(order, turn)
+
+    def _launch_once_alone(
+        self, order: HostOrder, turn: Turn, failure: ProvisionError
+    ) -> ProvisionError | None:
+        """What is still going may have held the very room, or the quota, that the new one needs."""
+        try:
+            self._older_gone()
+        except ProvisionError:
+            return failure
+        _log.info("launched once more, alone", host=self.name, error=plain(str(failure)))
+        return self._launch_in(order, turn)
 
     def _turn(self, order: HostOrder) -> Turn | Exhausted:
         """What to try next; waits for what another host finds out."""
@@ -264,7 +301,7 @@ class Host:
             self._report(record, "launching")
             launched = self._again(lambda: self._ask_for(order, turn), "launch")
         except ProvisionError as error:
-            return self._clean_up(error)
+            return self._clean_up(order, error)
         finally:
             shared.free_slot()
         with shared.lock:
@@ -291,11 +328,11 @@ class Host:
                 return record
             return self._shared.keep(_record(order, turn, Phase.LAUNCHING))
 
-    def _clean_up(self, error: ProvisionError) -> ProvisionError:
+    def _clean_up(self, order: HostOrder, error: ProvisionError) -> ProvisionError:
         """After a failed launch SkyPilot leaves what there is of the cluster, for people to look at: it costs."""
-        if (left := self._down_within(_CLEAN_UP_S)) is None:
+        if (left := self._down_within(order.cluster, _CLEAN_UP_S)) is None:
             return error
-        text = f"{error}; what there is of {self.name} may still bill: {left}"
+        text = f"{error}; what there is of {order.cluster} may still bill: {left}"
         return ProvisionError(text, kind=error.kind)
 
     def _give_up(self, order: HostOrder, over: Exhausted) -> None:
@@ -331,28 +368,23 @@ class Host:
         if (record is None and not shared.requests.lost) or not known.asked:
             # Nothing was asked for, or it is down already: what has this name by now is not ours.
             self._drop()
+            self._await_older()
             self._report(replace(told, reason=order.reason), "down")
             return
-        while (left := self._down_within(shared.limits.down_s)) is not None:
-            self._report(replace(told, reason=f"{self.name} may still bill: {left}"), "down_failed")
+        while (left := self._down_within(known.cluster, shared.limits.down_s)) is not None:
+            self._report(replace(told, reason=f"{known.cluster} may still bill: {left}"), "down_failed")
             if self._stop.wait(shared.limits.down_again_s):
                 raise Superseded
         self._drop()
+        self._await_older()
         self._report(replace(told, reason=order.reason), "down")
 
-    def _down_within(self, limit_s: float) -> ProvisionError | None:
-        """Take it down; what was said last, where it may still be there after ``limit_s``."""
-        deadline = time.monotonic() + limit_s
-        backoff = self._backoff()
-        while True:
-            try:
-                self._shared.provider.down(self.name, stop=self._stop)
-                return None
-            except ProvisionError as error:
-                _log.warning("a host does not go", host=self.name, error=plain(str(error)))
-                if time.monotonic() > deadline or error.kind is Kind.CREDENTIALS:
-                    return ProvisionError(plain(str(error)), kind=error.kind)
-            self._pause(backoff)
+    def _await_older(self) -> None:
+        """A host is down when nothing of any attempt at it is left; who takes those down says why they do not go."""
+        self._await(lambda: None if self._leaving.left(self.name) else True)
+
+    def _down_within(self, cluster: str, limit_s: float) -> ProvisionError | None:
+        return down_within(self._shared, cluster, limit_s, self._stop)
 
     def _drop(self) -> None:
         with self._shared.lock:
@@ -361,21 +393,7 @@ class Host:
     # --- reports ----------------------------------------------------------------------------------
 
     def _report(self, record: Record, state: str) -> None:
-        kind = record.kind if state == "failed" else None
-        reason = record.reason or None
-        _log.info("host", host=record.host, attempt=record.attempt, state=state, kind=kind, reason=reason)
-        self._shared.controller.report(
-            {
-                "host": record.host,
-                "attempt": record.attempt,
-                "state": state,
-                "kind": kind,
-                "reason": reason,
-                "choice": record.choice,
-                "place": record.place,
-                "usd_per_hour": record.usd_per_hour,
-            }
-        )
+        self._shared.tell(record, state)
 
 
 def _record(order: HostOrder, turn: Turn, phase: Phase, launched: Launched | None = None) -> Record:

@@ -25,6 +25,7 @@ import structlog
 
 from sky_monarch.launch.environment import agent_environment
 from sky_monarch.launch.folder import write_json
+from sky_monarch.launch.placement import cluster_name
 from sky_monarch.launch.process import Process
 from sky_monarch.provision.host_task import address, variables
 from sky_monarch.provision.provider import (
@@ -57,10 +58,20 @@ _SHORT = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC}
 class _Life:
     """One attempt of a host on this machine."""
 
-    cluster: str
+    host: str
     attempt: int
     folder: Path
     tree: Tree
+
+    @property
+    def cluster(self) -> str:
+        """Its name among those of other providers."""
+        return cluster_name(self.host, self.attempt)
+
+    @property
+    def lives(self) -> bool:
+        """Whether its agent, or what will become that, does."""
+        return self.tree.leader is not None and self.tree.leader.alive
 
 
 class LocalProvider:
@@ -94,11 +105,11 @@ class LocalProvider:
         self._poll = select.poll()
         self._ended: list[Notice] = []
         for life in self._lives("*"):
-            if life.tree.leader is not None and life.tree.leader.alive:
+            if life.lives:
                 self._watch(life)
             elif life.tree.leader is not None:
                 reason = "its agent ended while no provisioner looked"
-                self._ended.append(Notice(cluster=life.cluster, attempt=life.attempt, reason=reason))
+                self._ended.append(Notice(host=life.host, attempt=life.attempt, reason=reason))
 
     def launch(
         self, order: HostOrder, choice: Mapping[str, Any], turn: Turn, *, stop: threading.Event
@@ -106,7 +117,7 @@ class LocalProvider:
         """Start a host's agent, or find the one that runs. It takes milliseconds: nobody could stop it."""
         del turn, stop
         known = self._life(order.host, order.attempt)
-        if known is not None and known.tree.leader is not None and known.tree.leader.alive:
+        if known is not None and known.lives:
             return Launched(place="this machine")
         life = known or self._new(order.host, order.attempt)
         # Whoever started it may have been killed before it could write that down.
@@ -153,39 +164,40 @@ class LocalProvider:
             life.folder / _STATE,
             {"pid": started.pid, "start_ticks": leader.start_ticks if leader else -1},
         )
-        self._watch(_Life(life.cluster, life.attempt, life.folder, Tree(leader, life.tree.mark)), started)
+        self._watch(_Life(life.host, life.attempt, life.folder, Tree(leader, life.tree.mark)), started)
 
-    def exists(self, cluster: str) -> bool:
+    def found(self, host: str) -> dict[str, int]:
         """Names are those of this run's folder: nobody else has any."""
-        return any(life.tree.leader is not None for life in self._lives(cluster))
+        return {life.cluster: life.attempt for life in self._lives(host) if life.tree.leader is not None}
 
     def status(self, clusters: Sequence[str]) -> dict[str, Seen]:
         """Looks at the processes."""
-        return {
-            cluster: Seen.UP
-            if any(life.tree.leader and life.tree.leader.alive for life in self._lives(cluster))
-            else Seen.GONE
-            for cluster in clusters
-        }
+        living = {life.cluster for life in self._lives("*") if life.lives}
+        return {cluster: Seen.UP if cluster in living else Seen.GONE for cluster in clusters}
+
+    def certain(self, clusters: Sequence[str]) -> dict[str, str]:
+        """The kernel knows."""
+        seen = self.status(clusters)
+        return {cluster: "its processes have ended" for cluster in clusters if seen[cluster] is Seen.GONE}
 
     def down(self, cluster: str, *, stop: threading.Event) -> None:
-        """End the whole tree of each attempt there is, and remove its secrets."""
+        """End the whole tree of an attempt, and remove its secrets."""
         del stop  # it has a limit of seconds
         left = []
-        for life in self._lives(cluster):
+        for life in (life for life in self._lives("*") if life.cluster == cluster):
             left += life.tree.end(grace_s=self._grace_s)
             _tidy(life.folder)
         if left:
             raise ProvisionError(f"these processes of {cluster} could not be ended: {_pids(left)}")
 
     def logs(self, cluster: str, *, lines: int) -> str:
-        """The end of what its newest attempt printed."""
-        lives = sorted(self._lives(cluster), key=lambda life: life.attempt)
+        """The end of what it printed."""
         try:
-            with (lives[-1].folder / _LOG).open("rb") as file:
+            (life,) = (life for life in self._lives("*") if life.cluster == cluster)
+            with (life.folder / _LOG).open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
                 return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
-        except (OSError, IndexError):
+        except (OSError, ValueError):
             return ""
 
     def notices(self) -> list[Notice]:
@@ -200,7 +212,7 @@ class LocalProvider:
                 line for line in self.logs(life.cluster, lines=3).splitlines() if not _CHATTER.match(line)
             )
             reason = f"its agent {_end_of(code)}" + (f": {said}" if said else "")
-            self._ended.append(Notice(cluster=life.cluster, attempt=life.attempt, reason=reason))
+            self._ended.append(Notice(host=life.host, attempt=life.attempt, reason=reason))
         ended, self._ended = self._ended, []
         return ended
 
@@ -224,23 +236,23 @@ class LocalProvider:
             self._watched[descriptor] = life
             self._poll.register(descriptor, select.POLLIN)
 
-    def _new(self, cluster: str, attempt: int) -> _Life:
+    def _new(self, host: str, attempt: int) -> _Life:
         return _Life(
-            cluster,
+            host,
             attempt,
-            self._hosts / f"{cluster}-a{attempt}",
-            Tree(None, f"SKYPILOT_TASK_ID=sky-local-{self._run_id}_{cluster}_{attempt}"),
+            self._hosts / f"{host}-a{attempt}",
+            Tree(None, f"SKYPILOT_TASK_ID=sky-local-{self._run_id}_{host}_{attempt}"),
         )
 
-    def _life(self, cluster: str, attempt: int) -> _Life | None:
-        return next((life for life in self._lives(cluster) if life.attempt == attempt), None)
+    def _life(self, host: str, attempt: int) -> _Life | None:
+        return next((life for life in self._lives(host) if life.attempt == attempt), None)
 
-    def _lives(self, cluster: str) -> list[_Life]:
-        """The attempts of a cluster of which there is a folder."""
+    def _lives(self, host: str) -> list[_Life]:
+        """The attempts at a host, or at all, of which there is a folder."""
         found = []
-        for folder in self._hosts.glob(f"{cluster}-a*"):
+        for folder in self._hosts.glob(f"{host}-a*"):
             name, _, attempt = folder.name.rpartition("-a")
-            if not attempt.isdigit() or cluster not in ("*", name):
+            if not attempt.isdigit() or host not in ("*", name):
                 continue
             life = self._new(name, int(attempt))
             try:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from sky_monarch.errors import LaunchError
+from sky_monarch.launch.placement import cluster_name
 
 __all__ = [
     "HostOrder",
@@ -71,12 +72,13 @@ class HostOrder:
     """What the controller wants of one host.
 
     Attributes:
-        host: Its name, which is its cluster's.
+        host: Its name.
         attempt: Counts how often it was provisioned, from 1. Each one is fenced from those before it.
         want: ``up`` or ``down``.
         reason: Why.
         groups: Replica groups on it.
-        replaces: An older attempt of which a cluster may be left, and has to go first; 0: one that nobody remembers.
+        replaces: An older attempt of which a cluster may be left; 0: one that nobody remembers.
+        doubted: Its agent is silent: whether there is such a host is to be asked out of turn.
         agent: What ``SKY_MONARCH_HOST`` holds: configuration of its agent, no secrets.
         enrolment: What ``SKY_MONARCH_ENROLMENT`` holds: base64 of the secrets of this attempt. Empty where the
             controller believes that it is up.
@@ -88,8 +90,14 @@ class HostOrder:
     reason: str = ""
     groups: tuple[int, ...] = ()
     replaces: int | None = None
+    doubted: bool = False
     agent: Mapping[str, Any] = field(default_factory=dict)
     enrolment: str = field(default="", repr=False)
+
+    @property
+    def cluster(self) -> str:
+        """Name of the cluster of this attempt."""
+        return cluster_name(self.host, self.attempt)
 
     @property
     def key(self) -> tuple[int, str]:
@@ -127,15 +135,15 @@ class Launched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """What a provider is certain of without having been asked: a cluster is about to go, or gone.
+    """What a provider is certain of without having been asked: a host is about to go, or gone.
 
     Attributes:
-        cluster: Which.
+        host: Which.
         attempt: Of which attempt; 0: of whichever there is.
         reason: What it says.
     """
 
-    cluster: str
+    host: str
     attempt: int
     reason: str
 
@@ -163,8 +171,8 @@ class Provider(Protocol):
         """
         ...
 
-    def exists(self, cluster: str) -> bool:
-        """Whether there is a cluster of this name, whoever made it. Cheap: what the provider has noted counts.
+    def found(self, host: str) -> dict[str, int]:
+        """Clusters of any attempt at a host, whoever made them, with the attempt. Cheap: what is noted counts.
 
         Raises:
             ProvisionError: It does not say.
@@ -173,6 +181,13 @@ class Provider(Protocol):
 
     def status(self, clusters: Sequence[str]) -> dict[str, Seen]:
         """What became of clusters, asked anew; one that the provider says nothing of is :attr:`Seen.UNKNOWN`."""
+        ...
+
+    def certain(self, clusters: Sequence[str]) -> dict[str, str]:
+        """Of clusters whose agents are silent those that are gone for certain, and why; asked anew, once.
+
+        One that there is, or that nothing is known of, is left out; so are all, where there is no answer.
+        """
         ...
 
     def down(self, cluster: str, *, stop: threading.Event) -> None:

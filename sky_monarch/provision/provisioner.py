@@ -12,6 +12,7 @@ from sky_monarch.launch.cluster_plan import names_one_zone
 from sky_monarch.provision.candidates import Candidates
 from sky_monarch.provision.client import Backoff, ControllerClient
 from sky_monarch.provision.host import Host
+from sky_monarch.provision.leaving import Leaving
 from sky_monarch.provision.provider import HostOrder, Provider
 from sky_monarch.provision.requests import Phase, Requests
 from sky_monarch.provision.settings import Settings
@@ -53,10 +54,11 @@ class Provisioner:
             limits=settings.limits,
             closing=self.closing,
         )
+        self._leaving = Leaving(self._shared)
         self._hosts: dict[str, Host] = {}
         self._early: dict[str, tuple[int, str]] = {}
-        watch = Watch(provider, settings.limits, self._up, self._ended)
-        self._watching = threading.Thread(target=self._watch, args=(watch,), name="watch", daemon=True)
+        self._watch = Watch(provider, settings.limits, self._up, self._ended)
+        self._watching = threading.Thread(target=self._look, name="watch", daemon=True)
 
     @property
     def failed(self) -> bool:
@@ -67,6 +69,7 @@ class Provisioner:
         """Work until it is closed."""
         try:
             self._watching.start()
+            self._leaving.start()
             self._follow()
         except BaseException:
             self._shared.fail()
@@ -94,6 +97,8 @@ class Provisioner:
                         self._shared.candidates.join(order.host, order.attempt, time.monotonic())
             for order in wanted.orders:
                 self._want(order)
+            doubted = {order.host: order.attempt for order in wanted.orders if order.doubted}
+            self._watch.doubt(doubted)
             # Of another process of us, and not wanted any more: nobody would hear what it finds.
             if (scout := self._shared.candidates.scout) is not None and scout not in self._hosts:
                 self._shared.gone(scout)
@@ -110,6 +115,8 @@ class Provisioner:
         ]
         if self._watching.ident is not None:
             self._watching.join(max(0.0, deadline - time.monotonic()))
+        if not self._leaving.finish(deadline):
+            left.append("clusters that go")
         if left:
             _log.info("left in the middle of something", hosts=left)
         else:
@@ -119,7 +126,7 @@ class Provisioner:
     def _want(self, order: HostOrder) -> None:
         host = self._hosts.get(order.host)
         if host is None:
-            host = Host(order.host, self._shared)
+            host = Host(order.host, self._shared, self._leaving)
             with self._shared.lock:
                 self._hosts = {**self._hosts, order.host: host}  # the watch looks at it from its own thread
                 early = self._early.pop(order.host, None)
@@ -136,17 +143,17 @@ class Provisioner:
                 found[name] = record.attempt
         return found
 
-    def _ended(self, cluster: str, attempt: int, reason: str) -> None:
+    def _ended(self, name: str, attempt: int, reason: str) -> None:
         with self._shared.lock:
-            host = self._hosts.get(cluster)
+            host = self._hosts.get(name)
             if host is None:  # nobody has said yet that it is wanted
-                self._early[cluster] = (attempt, reason)
+                self._early[name] = (attempt, reason)
                 return
         host.ended(attempt, reason)
 
-    def _watch(self, watch: Watch) -> None:
+    def _look(self) -> None:
         try:
-            watch.run(self.closing)
+            self._watch.run(self.closing)
         except BaseException:
             self._shared.fail()
             raise

@@ -20,6 +20,7 @@ from typing import Any
 import structlog
 
 from sky_monarch.launch.folder import write_json
+from sky_monarch.launch.placement import cluster_name
 
 __all__ = ["Phase", "Record", "Requests"]
 
@@ -67,6 +68,11 @@ class Record:
     reason: str = ""
 
     @property
+    def cluster(self) -> str:
+        """Name of its cluster."""
+        return cluster_name(self.host, self.attempt)
+
+    @property
     def asked(self) -> bool:
         """Whether a provider was ever asked for it: else there is nothing of it to end."""
         return self.choice is not None or self.phase in (Phase.UP, Phase.ENDED)
@@ -83,6 +89,7 @@ class Requests:
         self._path = path
         self._lock = threading.Lock()
         self._hosts: dict[str, Record] = {}
+        self._older: dict[str, Record] = {}  # by cluster
         self._candidates: Mapping[str, Any] = {}
         self._complained = False
         self._lost = False
@@ -91,17 +98,16 @@ class Requests:
     def _read(self) -> None:
         try:
             content = json.loads(self._path.read_text(encoding="utf-8"))
-            names = {field.name for field in fields(Record)}
-            for host, values in content["hosts"].items():
-                known = {name: value for name, value in values.items() if name in names}
-                self._hosts[host] = Record(**{**known, "phase": Phase(known["phase"])})
+            self._hosts = {host: _record(values) for host, values in content["hosts"].items()}
+            older = map(_record, content.get("older") or ())
+            self._older = {record.cluster: record for record in older}
             self._candidates = dict(content.get("candidates") or {})
         except FileNotFoundError:
             pass
         except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
             # Clusters keep their names: what is theirs is found by those.
             _log.warning("requests.json cannot be read, and is begun anew", error=str(error))
-            self._hosts, self._candidates, self._lost = {}, {}, True
+            self._hosts, self._older, self._candidates, self._lost = {}, {}, {}, True
             with contextlib.suppress(OSError):
                 self._path.replace(self._path.with_suffix(".json.damaged"))
 
@@ -120,6 +126,32 @@ class Requests:
         """The record of a host; None where nothing was asked for it, or it was taken down."""
         with self._lock:
             return self._hosts.get(host)
+
+    def of_cluster(self, cluster: str) -> Record | None:
+        """The record of a cluster, be it of the newest attempt at its host or of an older one."""
+        with self._lock:
+            newest = (record for record in self._hosts.values() if record.cluster == cluster)
+            return next(newest, self._older.get(cluster))
+
+    def older(self, host: str | None = None) -> tuple[Record, ...]:
+        """Attempts that are over, of this host or all, of which a cluster may be left."""
+        with self._lock:
+            return tuple(record for record in self._older.values() if host in (None, record.host))
+
+    def retire(self, record: Record, *, candidates: Mapping[str, Any]) -> None:
+        """An attempt is over, and its cluster is to go; its host has no record until the next one begins."""
+        with self._lock:
+            self._older[record.cluster] = record
+            if (newest := self._hosts.get(record.host)) is not None and newest.attempt == record.attempt:
+                del self._hosts[record.host]
+            self._candidates = candidates
+            self._write()
+
+    def forget(self, record: Record) -> None:
+        """Nothing is left of an attempt that was over."""
+        with self._lock:
+            self._older.pop(record.cluster, None)
+            self._write()
 
     def put(self, record: Record, *, candidates: Mapping[str, Any] | None = None) -> Record:
         """Keep a record, and with it what is known of the choices."""
@@ -153,6 +185,7 @@ class Requests:
         content = {
             "version": _VERSION,
             "hosts": {host: asdict(record) for host, record in self._hosts.items()},
+            "older": [asdict(record) for record in self._older.values()],
             "candidates": self._candidates,
         }
         try:
@@ -162,3 +195,9 @@ class Requests:
             if not self._complained:
                 _log.warning("requests.json cannot be written", error=str(error))
             self._complained = True
+
+
+def _record(values: Mapping[str, Any]) -> Record:
+    names = {field.name for field in fields(Record)}
+    known = {name: value for name, value in values.items() if name in names}
+    return Record(**{**known, "phase": Phase(known["phase"])})

@@ -27,6 +27,8 @@ class Limits:
         backoff_s: First delay between two attempts, doubled each time.
         backoff_max_s: Longest.
         status_s: Between two questions for the status of hosts that are up.
+        early_s: Between the first two questions out of turn for a host whose agent is silent; it doubles.
+        early_asks: How many of them there are.
         confirm_s: Before an answer that a host is gone is asked for once more: one proves nothing.
         notices_s: Between two looks at what a provider says unasked.
         wait_s: Of one question to the controller.
@@ -41,6 +43,8 @@ class Limits:
     backoff_s: float = 2.0
     backoff_max_s: float = 60.0
     status_s: float = 20.0
+    early_s: float = 3.0
+    early_asks: int = 4
     confirm_s: float = 10.0
     notices_s: float = 0.25
     wait_s: float = 10.0

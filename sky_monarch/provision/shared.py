@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import structlog
+
 from sky_monarch.provision.candidates import Candidates
 from sky_monarch.provision.client import ControllerClient
 from sky_monarch.provision.provider import Provider
@@ -15,6 +17,8 @@ from sky_monarch.provision.requests import Record, Requests
 from sky_monarch.provision.settings import Limits
 
 __all__ = ["Shared", "Waiter"]
+
+_log = structlog.get_logger()
 
 
 class Waiter(Protocol):
@@ -92,6 +96,24 @@ class Shared:
     def _next_slot(self) -> None:
         if self.queue and self.launching < self.limits.launches:
             self.queue[0].wake()
+
+    def tell(self, record: Record, state: str) -> None:
+        """Report what became of an attempt; returns once the controller has it, or this process ends."""
+        kind = record.kind if state == "failed" else None
+        reason = record.reason or None
+        _log.info("host", host=record.host, attempt=record.attempt, state=state, kind=kind, reason=reason)
+        self.controller.report(
+            {
+                "host": record.host,
+                "attempt": record.attempt,
+                "state": state,
+                "kind": kind,
+                "reason": reason,
+                "choice": record.choice,
+                "place": record.place,
+                "usd_per_hour": record.usd_per_hour,
+            }
+        )
 
     def fail(self) -> None:
         """A thread failed by a defect: this process ends, and its agent starts another one."""

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import structlog
 
 from sky_monarch.launch import skypilot
+from sky_monarch.launch.placement import attempt_of
 from sky_monarch.launch.skypilot import Cluster, SkyPilotError
 from sky_monarch.provision.classify import Failure, classify, plain
 from sky_monarch.provision.host_task import address, armed
@@ -133,14 +134,14 @@ class SkyPilotProvider:
                     address(task, order), infra=turn.infra, autodown_minutes=self._settings.autodown_minutes
                 )
                 self._requests.asked_now(order.host)
-                request_id = self._sdk.launch(whole, order.host)
+                request_id = self._sdk.launch(whole, order.cluster)
             self._requests.change(order.host, request_id=request_id)
             # What is still queued then, in Slurm or for a node to come, is as good as no capacity.
             self._wait(request_id, self._settings.limits.launch_s, stop, kind=Kind.CAPACITY)
             cluster = self._sdk.launched(request_id)
         except SkyPilotError as error:
             if error.is_forgotten:  # the server was set up anew: whatever it had begun would be there twice
-                self.down(order.host, stop=stop)
+                self.down(order.cluster, stop=stop)
             if not error.is_away:  # else the request may be under way: it is waited for again
                 self._requests.change(order.host, request_id=None, asked_ms=None)
             raise _translated(error) from error
@@ -159,11 +160,30 @@ class SkyPilotProvider:
             return None
         if record.request_id is not None:
             return record.request_id
-        return self._sdk.find_launch(record.host, record.asked_ms - _SKEW_MS)
+        return self._sdk.find_launch(record.cluster, record.asked_ms - _SKEW_MS)
 
-    def exists(self, cluster: str) -> bool:
-        """Whether SkyPilot has noted a cluster of this name."""
-        return cluster in {one.name for one in self._clusters([cluster], refresh=False)}
+    def found(self, host: str) -> dict[str, int]:
+        """What SkyPilot has noted."""
+        attempts = {one.name: attempt_of(one.name, host) for one in self._clusters([], refresh=False)}
+        return {name: attempt for name, attempt in attempts.items() if attempt is not None}
+
+    def certain(self, clusters: Sequence[str]) -> dict[str, str]:
+        """What SkyPilot had noted, asked its cloud for, and took out of its list since there is no such thing.
+
+        A list in which it was not before says nothing: that of a server which was set up anew is empty. Nor does
+        ``INIT``: where this machine's own network is down, SkyPilot reaches a host as little as its agent reaches us.
+        """
+        try:
+            noted = {one.name for one in self._clusters(clusters, refresh=False)}
+            found = (
+                {one.name: one.status for one in self._clusters(sorted(noted), refresh=True)} if noted else {}
+            )
+        except (ProvisionError, Superseded) as error:
+            _log.info("no word on silent hosts", error=plain(str(error)))
+            return {}
+        gone = {name: f"SkyPilot finds nothing of {name} any more" for name in noted if name not in found}
+        stopped = {name: f"{name} is stopped" for name, status in found.items() if status == "STOPPED"}
+        return gone | stopped
 
     def status(self, clusters: Sequence[str]) -> dict[str, Seen]:
         """Asks the clouds. A cluster that is gone is not in SkyPilot's answer."""
@@ -188,7 +208,7 @@ class SkyPilotProvider:
     def down(self, cluster: str, *, stop: threading.Event) -> None:
         """Cancel a launch that is under way, and end the cluster."""
         try:
-            if (request_id := self._asked(self._requests.get(cluster))) is not None:
+            if (request_id := self._asked(self._requests.of_cluster(cluster))) is not None:
                 self._cancel(request_id, stop)
             down = self._sdk.down(cluster)
             self._wait(down, _DOWN_S, stop)

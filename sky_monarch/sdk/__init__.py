@@ -103,6 +103,7 @@ def up(
     inject: Iterable[str] = (),
     hosts: int | None = None,
     head_address: str | None = None,
+    spare: int | None = None,
     detach: bool = True,
     timeout_s: float = 60.0,
 ) -> Run:
@@ -121,6 +122,7 @@ def up(
         inject: Faults to rehearse, such as ``kill:replica=1,rank=0,step=30``.
         hosts: Rehearse so many hosts: each is an agent of this machine.
         head_address: Address of this machine that hosts dial; None: that of its route to others.
+        spare: Hosts kept ready for those that are lost; None: as many as the job says.
         detach: Return at once; with False wait for the end, which must be a success. Where the waiting is
             interrupted, the run goes on.
         timeout_s: Longest wait for the controller to answer.
@@ -131,7 +133,7 @@ def up(
         LaunchError: It did not come up; what had started was ended. Or SkyPilot is not installed.
         RunFailedError: With ``detach=False``: it ended badly (as do SetupError and SupervisionError).
     """
-    options = {"name": name, "env": env, "secret": secret, "inject": inject}
+    options = {"name": name, "env": env, "secret": secret, "inject": inject, "spare": spare}
     run = _up.launch_job(job, timeout_s=timeout_s, hosts=hosts, address=head_address, **options)
     if not detach:
         run.wait().check()

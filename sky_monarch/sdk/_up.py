@@ -91,9 +91,25 @@ def _prepared(
     name: str | None,
     env: Mapping[str, str | None] | None,
     secret: Mapping[str, str | None] | None,
+    spare: int | None = None,
 ) -> JobSpec:
     spec = _load(job, env or {}, secret or {})
+    if spare is not None:
+        spec = _sparing(spec, spare)
     return spec if name is None else _named(spec, name)
+
+
+def _sparing(job: JobSpec, spare: int) -> JobSpec:
+    from pydantic import TypeAdapter, ValidationError
+
+    from sky_monarch.config.fields import Spares
+
+    try:
+        kept = TypeAdapter(Spares).validate_python(spare)
+    except ValidationError as error:
+        message = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
+        raise ConfigError(f"the number of spare hosts {message}") from None
+    return job.model_copy(update={"recovery": job.recovery.model_copy(update={"spare": kept})})
 
 
 def plan_anywhere(
@@ -102,13 +118,14 @@ def plan_anywhere(
     name: str | None = None,
     env: Mapping[str, str | None] | None = None,
     secret: Mapping[str, str | None] | None = None,
+    spare: int | None = None,
 ) -> ClusterPlan:
     """Plan hosts, groups and price, wherever the job runs. Asks nobody, starts nothing.
 
     Raises:
         ConfigError: The job cannot be used, or can be nowhere that it names.
     """
-    return plan_clusters(_prepared(job, name=name, env=env, secret=secret))
+    return plan_clusters(_prepared(job, name=name, env=env, secret=secret, spare=spare))
 
 
 def workdir_of(job: Job, *, name: str | None = None) -> Listing:
@@ -201,6 +218,7 @@ def plan_run(
     inject: Iterable[str] = (),
     hosts: int | None = None,
     address: str | None = None,
+    spare: int | None = None,
 ) -> LocalPlan | RemotePlan:
     """Check everything that can be checked before anything is started, and plan the run, wherever that is.
 
@@ -211,14 +229,20 @@ def plan_run(
         secret: On top of its ``secrets``.
         inject: Faults to rehearse.
         hosts: Rehearse that many hosts on this machine.
+        spare: Hosts kept ready for those that are lost; by default as many as the job says.
         address: Where hosts dial the head; by default loopback for a rehearsal, else that of the default route.
 
     Raises:
         ConfigError: The job, an override or an injection cannot be used, or this version does not launch there.
         LaunchError: There is nothing to ship to the hosts, or SkyPilot is not installed.
     """
-    spec = _prepared(job, name=name, env=env, secret=secret)
+    spec = _prepared(job, name=name, env=env, secret=secret, spare=spare)
     if spec.places() == ("local",) and hosts is None:
+        if spec.recovery.spare:
+            raise ConfigError(
+                "recovery.spare: a run of this machine alone has no hosts that could be lost",
+                hint="leave it out, or rehearse hosts here: up --hosts N",
+            )
         if address is not None:
             raise ConfigError("--head-address: nobody dials the head of a run of this machine alone")
         return _plan_here(spec, inject)

@@ -192,6 +192,7 @@ async def up(
     inject: Iterable[str] = (),
     hosts: int | None = None,
     head_address: str | None = None,
+    spare: int | None = None,
     timeout_s: float = 60.0,
 ) -> AsyncRun:
     """Launch a job; see :func:`sky_monarch.sdk.up`.
@@ -202,7 +203,7 @@ async def up(
         LaunchError: It did not come up; what had started was ended.
     """
     options: dict[str, Any] = {"name": name, "env": env, "secret": secret, "inject": inject}
-    options |= {"hosts": hosts, "address": head_address}
+    options |= {"hosts": hosts, "address": head_address, "spare": spare}
     work = functools.partial(_up.launch_job, job, timeout_s=timeout_s, **options)
     with await asyncio.to_thread(work) as run:
         return AsyncRun(run.folder)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 from sky_monarch.errors import ChannelTimeoutError, LaunchError, SkyMonarchError, SystemCallError
 from sky_monarch.launch import local
 from sky_monarch.launch.folder import Phase, RunFolder
+from sky_monarch.launch.placement import cluster_name
 from sky_monarch.launch.process import carrying
 from sky_monarch.sdk import _api, _archive
 from sky_monarch.sdk._archive import Selection
@@ -293,8 +294,16 @@ class Run(AbstractContextManager["Run"]):
         """Clusters of a run that has ended, or was lost, of which nobody has seen the end."""
         if self._folder.provider != "skypilot" or self._folder.phase() in (Phase.LIVE, Phase.LAUNCHING):
             return ()
-        known = {host.host: host.phase for host in self.status().hosts}
-        return tuple(host for host in self.hosts if known.get(host) != "DOWN")
+        known = {host.host: host for host in self.status().hosts}
+        left = [host for host in self.hosts if host not in known or known[host].phase != "DOWN"]
+        asked = self._folder.clusters()
+        names = [cluster for host, cluster in asked if host in left]
+        names += [
+            cluster_name(host, known[host].attempt if host in known else 1)
+            for host in left
+            if host not in dict(asked)
+        ]
+        return tuple(sorted(dict.fromkeys(names)))
 
     def down(
         self,

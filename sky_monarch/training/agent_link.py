@@ -189,13 +189,27 @@ class AgentLink:
         inside of one says the same as who waits, but no wait outlasts the timeouts of what it waits for: after
         that it is no excuse any more.
         """
-        since = self._waiting_since = time.monotonic()
+        began = self._waiting_since = time.monotonic()
         try:
             yield
         finally:
             with self._lock:
                 self._waiting_since = None
-            self._waited_s += time.monotonic() - since
+            self._waited_s += time.monotonic() - began
+
+    def wait_on(self) -> bool:
+        """A quorum is late, and is about to be asked for again.
+
+        That this process got its answer in time, and asks once more, shows that it does not hang: its excuse counts
+        anew.
+
+        Returns:
+            Whether there is an agent. It ends this process where nobody is waited for any more.
+        """
+        with self._lock:
+            if self._waiting_since is not None:
+                self._waiting_since = time.monotonic()
+        return self._client is not None and self._refusal is None
 
     def _excuse(self, client: _Client) -> None:
         with self._lock:

@@ -418,7 +418,13 @@ class Session:
             self._agreement = Agreement(self._inner, device)
             self._store = store  # ours to keep alive, where this rank serves it
             self._manager = make_manager(env, self._timeouts, self._group, store, undo)
-            self._rounds = Rounds(self._manager, self._timeouts, self._drain, before=self._sharding.note)
+            self._rounds = Rounds(
+                self._manager,
+                self._timeouts,
+                self._drain,
+                before=self._sharding.note,
+                late=lambda: self._link.wait_on(),
+            )
             self._state.hand_to(self._manager, self._sharding)
             self._state.join(store[:2], env.generation, undo)
             self._link = AgentLink(

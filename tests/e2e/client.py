@@ -106,15 +106,26 @@ class Client(Workbench):
             )
 
     def host_jobs(self, name: str) -> dict[str, Job]:
-        """The Slurm job of each host of a run that holds a node or asks for one; never two of a host."""
-        found: dict[str, Job] = {}
+        """The Slurm job of each host's newest attempt that holds a node or asks for one.
+
+        The one before may still be on its way out beside it; never a third one.
+        """
+        attempts: dict[str, dict[int, Job]] = {}
         for job in self._slurm.jobs(named=f"{name}-h"):
             if job.state in ("RUNNING", "PENDING", "CONFIGURING"):
-                host = re.match(rf"{re.escape(name)}-h\d+", job.name)
+                host = re.match(rf"({re.escape(name)}-h\d+)(?:-a(\d+)(?=-|$))?", job.name)
                 assert host, job
-                assert host[0] not in found, f"two clusters of {host[0]}: {found[host[0]]}, {job}"
-                found[host[0]] = job
-        return found
+                mine = attempts.setdefault(host[1], {})
+                number = int(host[2] or 1)
+                assert number not in mine, f"two clusters of one attempt: {mine[number]}, {job}"
+                mine[number] = job
+                assert len(mine) <= 2, f"three clusters of {host[1]}: {mine}"
+        return {host: mine[max(mine)] for host, mine in attempts.items()}
+
+    def host_of(self, name: str, replica: int) -> str:
+        """Name of the host that a group is on by now."""
+        hosts = self.status(name)["hosts"]
+        return str(next(host["host"] for host in hosts if replica in host["groups"]))
 
     def host(self, name: str, replica: int) -> dict[str, Any]:
         """What the status says of the host of a group."""

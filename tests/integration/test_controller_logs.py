@@ -151,6 +151,9 @@ def test_a_silent_stream_shows_signs_of_life(monkeypatch: pytest.MonkeyPatch) ->
         def ended(self) -> bool:
             return False
 
+        def host_of(self, process: Process) -> str:
+            return process.host
+
         def awaited(self, host: str) -> bool:
             return False
 

@@ -150,7 +150,7 @@ def test_a_lost_host_is_launched_alone_and_asked_for_no_more(bench: Bench) -> No
 
         bench.controller.want("demo-h1", attempt=2)
         bench.controller.reported("demo-h1", "launched", attempt=2)
-    assert provider.clusters == {"demo-h0": 1, "demo-h1": 2, "demo-h2": 1}
+    assert provider.clusters == {"demo-h0": 1, "demo-h1-a2": 2, "demo-h2": 1}
     assert [launch for launch in provider.launches if launch[1] == 2] == [("demo-h1", 2, 0, "cloud/r0/z1")]
     assert provider.violations == []
 
@@ -195,28 +195,124 @@ def test_where_all_hosts_are_lost_the_job_may_move(bench: Bench) -> None:
     assert again == [(0, None), (1, None), (1, "cloud/r1/z1")]
 
 
-def test_an_older_attempt_is_taken_down_before_the_next_one_is_launched(bench: Bench) -> None:
+def test_an_older_attempt_goes_beside_the_next_one_and_those_before_it_go_first(bench: Bench) -> None:
     provider = FakeProvider()
     with bench.provisioner(provider, plan("slurm/loop")):
         bench.controller.want("demo-h0")
         bench.controller.reported("demo-h0", "launched")
+        provider.goes.clear()
         provider.undown = [ProvisionError("busy")] * 2
-        bench.controller.want("demo-h0", attempt=2, reason="silent for 30 s")
+        bench.controller.want("demo-h0", attempt=2, reason="silent for 30 s", replaces=1)
         bench.controller.reported("demo-h0", "launched", attempt=2)
+        assert provider.clusters == {"demo-h0": 1, "demo-h0-a2": 2}, "the launch has waited for nothing"
 
-    assert provider.downs == ["demo-h0"] * 3
-    assert provider.violations == [], "no slot has two clusters"
+        bench.controller.want("demo-h0", attempt=3, replaces=2)
+        eventually(lambda: bench.controller.asked_after.count(3) > 0 or provider.downs.count("demo-h0") > 0)
+        assert [attempt for _, attempt, *_ in provider.launches] == [1, 2], "one goes at a time"
+        provider.goes.set()
+        bench.controller.reported("demo-h0", "down")
+        bench.controller.reported("demo-h0", "launched", attempt=3)
+        bench.controller.reported("demo-h0", "down", attempt=2)
+
+    assert provider.clusters == {"demo-h0-a3": 3}
+    assert provider.most_of_a_host == 2
+    assert provider.violations == []
+    assert bench.requests()["older"] == []
+
+
+def test_an_older_attempt_that_is_going_when_the_provisioner_is_killed_goes_all_the_same(
+    bench: Bench,
+) -> None:
+    provider = FakeProvider()
+    choices = plan("slurm/loop")
+    with bench.provisioner(provider, choices):
+        bench.controller.want("demo-h0")
+        bench.controller.reported("demo-h0", "launched")
+        provider.goes.clear()
+        bench.controller.want("demo-h0", attempt=2, replaces=1)
+        bench.controller.reported("demo-h0", "launched", attempt=2)
+    assert provider.clusters == {"demo-h0": 1, "demo-h0-a2": 2}
+    provider.goes.set()
+    launches = len(provider.launches)
+
+    with bench.provisioner(provider, choices):
+        bench.controller.reported("demo-h0", "down")
+        bench.controller.want("demo-h0", "down", attempt=2)
+        bench.controller.reported("demo-h0", "down", attempt=2)
+    assert provider.clusters == {}
+    assert len(provider.launches) == launches
+
+
+def test_down_is_told_only_when_the_older_attempt_is_gone_too(bench: Bench) -> None:
+    provider = FakeProvider()
+    with bench.provisioner(provider, plan("slurm/loop")):
+        bench.controller.want("demo-h0")
+        bench.controller.reported("demo-h0", "launched")
+        provider.goes.clear()
+        bench.controller.want("demo-h0", attempt=2, replaces=1)
+        bench.controller.reported("demo-h0", "launched", attempt=2)
+        bench.controller.want("demo-h0", "down", attempt=2)
+        eventually(lambda: {"demo-h0", "demo-h0-a2"} <= set(provider.downs))
+        assert "down" not in bench.controller.states("demo-h0")
+        provider.goes.set()
+        bench.controller.reported("demo-h0", "down", attempt=2)
+        assert provider.clusters == {}
     assert bench.controller.states("demo-h0", 1)[-1] == "down", "it costs no more"
+
+
+def test_a_launch_for_which_there_is_no_room_beside_the_one_that_goes_is_tried_again_without_it(
+    bench: Bench,
+) -> None:
+    def script(order: HostOrder, turn: Turn, nth: int) -> Outcome:
+        if order.attempt == 2 and "demo-h0" in provider.clusters:
+            provider.goes.set()
+            return ProvisionError("quota 1 of 1", kind=Kind.REFUSED)
+        return always_up(order, turn, nth)
+
+    provider = FakeProvider(script)
+    with bench.provisioner(provider, plan("slurm/loop")):
+        bench.controller.want("demo-h0")
+        bench.controller.reported("demo-h0", "launched")
+        provider.goes.clear()
+        bench.controller.want("demo-h0", attempt=2, replaces=1)
+        bench.controller.reported("demo-h0", "launched", attempt=2)
+    assert provider.clusters == {"demo-h0-a2": 2}
+    assert "failed" not in bench.controller.states("demo-h0")
+
+
+def test_a_silent_host_is_asked_for_at_once_and_only_certainty_is_believed(bench: Bench) -> None:
+    provider = FakeProvider()
+    limits = {"status_s": 600.0, "early_s": 0.02, "early_asks": 4}
+    with bench.provisioner(provider, plan("slurm/loop"), limits=limits):
+        bench.controller.want_all(HOSTS)
+        for host in HOSTS:
+            bench.controller.reported(host, "launched")
+        assert provider.early == []
+        provider.answers = {"demo-h1": [Seen.GONE]}
+        bench.controller.want("demo-h1", doubted=True)
+        eventually(lambda: len(provider.early) == 4, what="a few times, and no more")
+        assert set(provider.early) == {("demo-h1",)}
+        assert bench.controller.states("demo-h1") == ["launching", "launched"], "no word proves nothing"
+
+        bench.controller.want("demo-h1", doubted=False)
+        seen = len(bench.controller.asked_after)
+        eventually(lambda: len(bench.controller.asked_after) > seen)
+        provider.sure = {"demo-h1": "the node is down"}
+        bench.controller.want("demo-h1", doubted=True)
+        report = bench.controller.reported("demo-h1", "ended")
+        assert report["reason"] == "its agent is silent, and the node is down"
+    assert bench.controller.states("demo-h0") == ["launching", "launched"]
 
 
 def test_an_attempt_that_only_the_controller_remembers_is_taken_down_as_well(bench: Bench) -> None:
     provider = FakeProvider()
-    provider.clusters["demo-h0"] = 3
+    provider.clusters["demo-h0-a3"] = 3
     with bench.provisioner(provider, plan("slurm/loop")):
         bench.controller.want("demo-h0", attempt=1000, replaces=0)
         bench.controller.reported("demo-h0", "launched", attempt=1000)
+        bench.controller.reported("demo-h0", "down", attempt=3)
 
-    assert provider.downs == ["demo-h0"]
+    assert provider.downs == ["demo-h0-a3"]
     assert provider.violations == []
 
 

@@ -167,7 +167,28 @@ def test_a_cluster_that_is_not_in_two_answers_has_ended(bench: SkyBench) -> None
         bench.controller.reported("demo-h1", "ended")
         bench.controller.want("demo-h1", attempt=2)
         bench.controller.reported("demo-h1", "launched", attempt=2)
-    assert bench.sky.up == {"demo-h0": 1, "demo-h1": 1}
+    assert bench.sky.up == {"demo-h0": 1, "demo-h1-a2": 1}
+
+
+def test_of_a_silent_host_skypilot_is_asked_at_once_and_believed_where_it_has_looked(bench: SkyBench) -> None:
+    limits = {"status_s": 600.0, "confirm_s": 600.0, "early_s": 0.02}
+    with bench.sky_provisioner(limits=limits):
+        bench.controller.want_all(["demo-h0", "demo-h1"])
+        for host in ("demo-h0", "demo-h1"):
+            bench.controller.reported(host, "launched")
+        asked = bench.asked("status")
+        lost = bench.sky.up.pop("demo-h0")  # a server that was set up anew: it has never heard of it
+        bench.controller.want("demo-h0", doubted=True)
+        eventually(lambda: bench.asked("status") >= asked + 4)
+        assert bench.controller.states("demo-h0") == ["launching", "launched"], (
+            "an empty answer proves nothing"
+        )
+
+        bench.sky.up["demo-h0"] = lost
+        bench.sky.taken.add("demo-h1")
+        bench.controller.want("demo-h1", doubted=True)
+        report = bench.controller.reported("demo-h1", "ended")
+        assert "SkyPilot finds nothing of demo-h1 any more" in report["reason"]
     assert "ended" not in bench.controller.states("demo-h0")
 
 

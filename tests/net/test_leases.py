@@ -20,7 +20,7 @@ if missing := why_not():
 HOSTS, VICTIM = 3, 1
 LEASE_S = 3.0
 # What was sent and is not acknowledged for so long ends a connection (rust_core/src/wire/stream.rs).
-UNACKNOWLEDGED_S = 15.0
+UNACKNOWLEDGED_S = 8.0
 
 
 def test_a_host_whose_cable_is_pulled_ends_its_ranks_when_its_lease_is_over(workbench: Workbench) -> None:

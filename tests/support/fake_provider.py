@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from sky_monarch.launch.placement import attempt_of
 from sky_monarch.provision.provider import HostOrder, Launched, Notice, ProvisionError, Seen, Superseded, Turn
 
 Outcome = Launched | ProvisionError
@@ -22,7 +23,10 @@ class FakeProvider:
 
     Attributes:
         script: What a launch comes to: of the order, the turn and how often that host was launched before.
-        clusters: What exists, with its attempt.
+        clusters: What exists, by its name, with its attempt.
+        sure: What it is certain of where it is asked out of turn; an answer that it has not is left out.
+        early: The clusters of every question out of turn.
+        most_of_a_host: Clusters of one host that ever stood at a time.
         launches: ``(host, attempt, choice, infra)`` of every launch, as it begins.
         enrolments: What each of them was given, by host.
         downs: Every ``down``.
@@ -32,6 +36,7 @@ class FakeProvider:
         most_at_once: Launches that were ever under way together.
         violations: What must never be asked.
         go: Launches wait for it.
+        goes: Whatever is taken down waits for it.
     """
 
     def __init__(self, script: Script = always_up) -> None:
@@ -45,8 +50,13 @@ class FakeProvider:
         self.undown: list[ProvisionError] = []
         self.violations: list[str] = []
         self.most_at_once = 0
+        self.most_of_a_host = 0
+        self.sure: dict[str, str] = {}
+        self.early: list[tuple[str, ...]] = []
         self.go = threading.Event()
         self.go.set()
+        self.goes = threading.Event()
+        self.goes.set()
         self._notices: list[Notice] = []
         self._under_way = 0
         self._lock = threading.Lock()
@@ -58,11 +68,13 @@ class FakeProvider:
             nth = sum(host == order.host for host, *_ in self.launches)
             self.enrolments[order.host] = order.enrolment
             self.launches.append((order.host, order.attempt, turn.choice, turn.infra))
-            if self.clusters.get(order.host, order.attempt) != order.attempt:
-                self.violations.append(f"two clusters of {order.host}")
+            standing = set(self.found(order.host)) | {order.cluster}
+            self.most_of_a_host = max(self.most_of_a_host, len(standing))
+            if len(standing) > 2:
+                self.violations.append(f"beside {order.cluster} more than one: {standing}")
             self._under_way += 1
             self.most_at_once = max(self.most_at_once, self._under_way)
-            self.clusters[order.host] = order.attempt
+            self.clusters[order.cluster] = order.attempt
         try:
             while not self.go.wait(0.01):
                 if stop.is_set():
@@ -77,8 +89,13 @@ class FakeProvider:
             with self._lock:
                 self._under_way -= 1
 
-    def exists(self, cluster: str) -> bool:
-        return cluster in self.clusters
+    def found(self, host: str) -> dict[str, int]:
+        attempts = {name: attempt_of(name, host) for name in list(self.clusters)}
+        return {name: attempt for name, attempt in attempts.items() if attempt is not None}
+
+    def certain(self, clusters: Sequence[str]) -> dict[str, str]:
+        self.early.append(tuple(clusters))
+        return {cluster: self.sure[cluster] for cluster in clusters if cluster in self.sure}
 
     def status(self, clusters: Sequence[str]) -> dict[str, Seen]:
         self.asked.append(tuple(clusters))
@@ -92,6 +109,9 @@ class FakeProvider:
 
     def down(self, cluster: str, *, stop: threading.Event) -> None:
         self.downs.append(cluster)
+        while not self.goes.wait(0.01):
+            if stop.is_set():
+                raise Superseded
         if self.undown:
             raise self.undown.pop(0)
         self.clusters.pop(cluster, None)
@@ -103,10 +123,11 @@ class FakeProvider:
         found, self._notices = self._notices, []
         return found
 
-    def notice(self, cluster: str, reason: str, attempt: int = 0) -> None:
-        """Say unasked that a cluster is gone."""
-        self.clusters.pop(cluster, None)
-        self._notices.append(Notice(cluster=cluster, attempt=attempt, reason=reason))
+    def notice(self, host: str, reason: str, attempt: int = 0) -> None:
+        """Say unasked that a host is gone."""
+        for cluster in self.found(host):
+            self.clusters.pop(cluster, None)
+        self._notices.append(Notice(host=host, attempt=attempt, reason=reason))
 
     def close(self) -> None:
         pass

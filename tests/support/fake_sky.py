@@ -36,6 +36,7 @@ class FakeSky:
         requests: All it knows, by id.
         tasks: The task of each launch.
         up: Clusters, with the number of jobs that were ever submitted to each.
+        taken: Clusters that their cloud has taken away, which is noticed by whoever asks it.
         hold: Launches stay under way while it is set.
         away: It does not answer.
         outcome: What launches end with: an error, or None.
@@ -47,6 +48,7 @@ class FakeSky:
         self.requests: dict[str, Request] = {}
         self.tasks: list[Mapping[str, Any]] = []
         self.up: dict[str, int] = {}
+        self.taken: set[str] = set()
         self.hold = threading.Event()
         self.away = threading.Event()
         self.outcome: SkyPilotError | None = None
@@ -132,9 +134,12 @@ class FakeSky:
 
     def status(self, clusters: Sequence[str], *, refresh: bool) -> str:
         request_id = self._ask("status", ",".join(clusters))
+        if refresh:
+            for name in self.taken & set(clusters or self.up):
+                self.up.pop(name, None)
         found = [
             Cluster(name=name, status="UP", place=None, infra=None, usd_per_hour=None)
-            for name in clusters
+            for name in clusters or list(self.up)
             if name in self.up
         ]
         self.requests[request_id].result = found

@@ -263,9 +263,9 @@ class HostSimulation(Simulation):
             "launcher": lambda: self.launcher_goes(length_s),
         }
         if agent is not None and not agent.gone:
-            replica = agent.replicas[int(part * len(agent.replicas))]
+            mine = sorted(agent.groups)
             acts |= {
-                "rank": lambda: self.rank_dies(agent, replica),
+                "rank": lambda: self.rank_dies(agent, mine[int(part * len(mine))]) if mine else None,
                 "cut": lambda: self.disconnect(agent),
                 "agent": lambda: self.agent_dies(agent),
                 "partition": lambda: self.disconnect(agent, for_s=length_s),
@@ -289,6 +289,8 @@ class HostSimulation(Simulation):
                 assert not self.state.phase.ended, "nothing is asked for when a run has ended"
             if old.phase is HostPhase.GIVEN_UP:
                 assert new.phase is HostPhase.GIVEN_UP, "I5: what is given up stays so"
+        placed = sorted(replica for host in self.state.hosts for replica in host.replicas)
+        assert placed == list(range(self.limits.replicas)), "each group is on one host"
         for action in actions:
             if isinstance(action, model.StartGroup):
                 host = self.state.host(action.host)

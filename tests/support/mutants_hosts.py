@@ -6,6 +6,7 @@ from tests.support.mutant import Mutant, left_out, replaced
 
 _UNIT = "tests/unit/"
 _POLICY = f"{_UNIT}test_host_policy.py::"
+_SPARES = f"{_UNIT}test_spares.py::"
 _HISTORIES = (
     f"{_UNIT}test_host_histories.py::"
     "test_whatever_happens_there_is_one_attempt_at_a_time_and_one_cluster_a_slot"
@@ -66,6 +67,65 @@ HOSTS = [
         module="controller/hosts.py",
         old=" or state.reaping is Reaping.NOW:\n",
         new=":\n",
+    ),
+    # A spare host.
+    replaced(
+        "controller/spares.py",
+        "        self.prepared.append(spare.name)\n",
+        "",
+        "test_spares.py::"
+        "test_the_groups_of_a_host_that_is_switched_off_go_on_on_the_spare_and_the_next_one_is_had",
+        "the group commits on the spare",
+    ),
+    Mutant(
+        f"{_SPARES}test_a_silent_host_is_left_for_a_spare_as_soon_as_it_is_doubted",
+        "assert",
+        module="controller/replacing.py",
+        old="        if host.replicas and self._is_needed(host) and self._ready_spare() is not None:\n",
+        new="        if False:\n",
+    ),
+    Mutant(
+        f"{_SPARES}test_without_a_spare_a_silent_host_is_doubted_and_waited_for",
+        "whoever provides it is asked now",
+        module="controller/policy.py",
+        old="                self._line_lost(event.host)\n",
+        new="",
+    ),
+    Mutant(
+        f"{_SPARES}test_a_spare_that_is_ready_first_takes_the_groups_of_a_host_that_is_awaited",
+        "assert",
+        module="controller/verdict.py",
+        old="            self._spare_came(name)\n",
+        new="            pass\n",
+    ),
+    Mutant(
+        f"{_SPARES}test_the_end_waits_for_the_older_attempt_that_is_taken_down_beside",
+        "its first attempt may bill",
+        module="controller/hosts.py",
+        old="not (host.gone and host.replaces is None)",
+        new="not host.gone",
+    ),
+    Mutant(
+        f"{_SPARES}test_where_groups_are_is_taken_from_their_agents_when_the_journal_is_lost",
+        "assert",
+        module="controller/policy.py",
+        old="        self._adopt_place(event.host, frozenset(snapshot.replica for snapshot in event.groups))\n",
+        new="",
+    ),
+    Mutant(
+        f"{_UNIT}test_timers.py::test_time_in_which_the_process_was_stopped_is_nobodys_silence",
+        "it could hear for no longer than that",
+        module="controller/timers.py",
+        old="slice_s = min(_SLICE_S, left_s)",
+        new="slice_s = left_s",
+    ),
+    # Who waits for the hosts of others pays nothing.
+    replaced(
+        "training/rounds.py",
+        "(attempt >= _QUORUM_TRIES and not attended)",
+        "attempt >= _QUORUM_TRIES",
+        "test_too_few_hosts.py::test_a_group_that_waits_for_the_host_of_another_one_spends_nothing_of_its_budget",
+        "nobody's budget is spent",
     ),
     # A lost host comes back alone, and costs its groups nothing of their budgets.
     Mutant(

@@ -61,6 +61,7 @@ class Simulation:
         steady: Events are neither lost, late, doubled nor out of order.
         max_restarts: Of each group inside five minutes.
         provisioned: Hosts are yet to be had: somebody else brings their agents.
+        spare: More of those, without groups.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Simulation:
         steady: bool = False,
         max_restarts: int = 3,
         provisioned: bool = False,
+        spare: int = 0,
     ) -> None:
         self.chance = random.Random(seed)
         self.steady = steady
@@ -85,6 +87,7 @@ class Simulation:
             grace_s=5.0,
         )
         places = {f"h{host}": tuple(range(host, groups, hosts)) for host in range(hosts)}
+        places |= {f"h{hosts + number}": () for number in range(spare)}
         self.places = places
         self.setup = setup
         self.provisioned = frozenset(places if provisioned else ())

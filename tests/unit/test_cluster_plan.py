@@ -364,3 +364,23 @@ def test_a_folder_for_checkpoints_has_to_be_shared_by_the_hosts_and_the_plan_say
 
     assert "must be a folder that all hosts share" in notes("/shared/ckpt")
     assert "share" not in notes("s3://bucket/ckpt")
+
+
+# --- spare hosts ----------------------------------------------------------------------------------
+
+
+def test_a_spare_host_is_one_more_of_the_same_kind_without_groups_and_in_the_price():
+    text = "infra: oci\nresources: {accelerators: MI300X:4, gpus_per_host: 8, cpus: 8+}\nhead: here"
+    plain, spared = first(text), first(text + "\nrecovery: {spare: 2}")
+
+    assert [(host.cluster, host.groups) for host in spared.hosts] == [
+        *((host.cluster, host.groups) for host in plain.hosts),
+        ("demo-h2", ()),
+        ("demo-h3", ()),
+    ]
+    each = plain.usd_per_hour / 2
+    assert spared.usd_per_hour == pytest.approx(plain.usd_per_hour + 2 * each)
+    found = tasks(spared)
+    assert found["demo-h3"]["resources"] == found["demo-h0"]["resources"], "as large as the fullest of them"
+    assert any("2 hosts are spare ones" in note for note in spared.notes)
+    assert plan(text).digest != plan(text + "\nrecovery: {spare: 2}").digest

@@ -33,10 +33,10 @@ from tests.support.host_policies import LIMITS as POLICY_LIMITS
 from tests.support.waiting import PATIENCE
 
 LIMITS = dataclasses.replace(POLICY_LIMITS, replicas=2, min_replicas=1)
-HOSTS = ("h0", "h1")
+HOSTS = ("h0", "h1", "h2")
 _OVER = (HostPhase.WAITING, HostPhase.GIVEN_UP, HostPhase.DOWN)
 # What may end an attempt, and nothing else does.
-_ENDS = ("ended", "silent", "failed", "left", "setup", "apart", "paused")
+_ENDS = ("ended", "silent", "doubted", "failed", "left", "setup", "apart", "paused")
 
 
 @dataclasses.dataclass
@@ -61,11 +61,11 @@ _PHASES = [Phase.explicit, Phase.reuse, Phase.generate, *([Phase.shrink] if PATI
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 class _AnyHosts(RuleBasedStateMachine):
-    """Two hosts with a group each."""
+    """Two hosts with a group each, and a spare one."""
 
     def __init__(self) -> None:
         super().__init__()
-        placed = {name: (number,) for number, name in enumerate(HOSTS)}
+        placed: dict[str, tuple[int, ...]] = {"h0": (0,), "h1": (1,), "h2": ()}
         self.state = model.initial_state({"head": (), **placed}, setup=False, provisioned=set(HOSTS))
         self.clusters: dict[str, list[Cluster]] = {name: [] for name in HOSTS}
         self.launches: set[tuple[str, int]] = set()
@@ -155,8 +155,8 @@ class _AnyHosts(RuleBasedStateMachine):
         now = self.state.host(host)
         if not is_wanted(self.state, now) or host in self.launching or (host, now.attempt) in self.launches:
             return
-        for cluster in list(self.clusters[host]):
-            self._ends(host, cluster)  # an older one goes first
+        for cluster in self.clusters[host][:-1]:
+            self._ends(host, cluster)  # the one before may go beside; those before that go first
         self.launching[host] = now.attempt
         self.launches.add((host, now.attempt))
         self.say(host, "launching", now.attempt)
@@ -288,6 +288,7 @@ class _AnyHosts(RuleBasedStateMachine):
         host = data.draw(st.sampled_from(sorted(self.connected)))
         del self.connected[host]
         self.tell(model.AgentDisconnected(host=host), "left", host)
+        self.tell(model.TimerFired(name=f"doubt:{host}"), "doubted", host)
         self.tell(model.TimerFired(name=f"agent:{host}"), "silent", host)
         if returns:
             self._dials(host, another=False)
@@ -322,6 +323,7 @@ class _AnyHosts(RuleBasedStateMachine):
     def time_passes_for(self, host: str) -> None:
         """Whatever is waited for does not come."""
         if host not in self.connected:
+            self.tell(model.TimerFired(name=f"doubt:{host}"), "doubted", host)
             self.tell(model.TimerFired(name=f"agent:{host}"), "silent", host)
         self.tell(model.TimerFired(name=f"host:{host}"), "paused", host)
 
@@ -346,7 +348,26 @@ class _AnyHosts(RuleBasedStateMachine):
     @invariant()
     def i6_there_are_never_two_clusters_of_a_slot(self) -> None:
         for host in HOSTS:
-            assert len(self.clusters[host]) <= 1, "I6: one cluster a slot"
+            newest = [one for one in self.clusters[host] if one.attempt == self.state.host(host).attempt]
+            assert len(newest) <= 1, "I6: one cluster a slot"
+            assert len(self.clusters[host]) <= 2, "I6: beside the one that goes"
+
+    @invariant()
+    def i1_no_generation_lives_twice(self) -> None:
+        living = [
+            (replica, generation)
+            for clusters in self.clusters.values()
+            for cluster in clusters
+            for replica, generation in cluster.groups.items()
+        ]
+        assert len(living) == len(set(living)), "I1: one host a generation"
+
+    @invariant()
+    def each_group_is_on_one_host(self) -> None:
+        placed = sorted(replica for host in self.state.hosts for replica in host.replicas)
+        assert placed == [0, 1]
+        for group in self.state.groups:
+            assert group.replica in self.state.host(group.host).replicas
 
     @invariant()
     def who_is_connected_is_of_the_newest_attempt(self) -> None:
@@ -374,7 +395,8 @@ class _AnyHosts(RuleBasedStateMachine):
         if state.phase.ended:
             assert state.reason
             for host in HOSTS:
-                told = state.host(host).gone or "may still bill" in (state.reason or "")
+                whole = state.host(host).gone and state.host(host).replaces is None
+                told = whole or "may still bill" in (state.reason or "")
                 assert told or not state.launched
 
 

@@ -208,7 +208,6 @@ def test_a_run_of_this_machine_provisions_nothing_and_has_no_limit(tmp_path: Pat
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"hosts": [{**PLACED[0], "provisioned": True}, *PLACED[1:]]}, "for no replica group"),
         ({"hosts": [*PLACED[:2], {**PLACED[2], "provisioned": "yes"}]}, "true or false"),
         ({"budget": {"max_usd": 0}}, "above 0"),
         ({"budget": {"usd": 5}}, "max_usd and max_hours"),

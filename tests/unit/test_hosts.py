@@ -117,7 +117,12 @@ def test_what_was_not_seen_to_end_may_bill(folder):
     assert Run(folder).may_bill() == (), "it is live: its controller knows better"
     ended(folder, hosts=[{**HOSTS[0], "phase": "DOWN"}, HOSTS[1]])
 
-    assert Run(folder).may_bill() == ("x-h1",)
+    assert Run(folder).may_bill() == ("x-h1-a2",), "it was at its second attempt"
+    write_json(
+        folder.path / "requests.json",
+        {"hosts": {"x-h1": {"host": "x-h1", "attempt": 3}}, "older": [{"host": "x-h1", "attempt": 2}]},
+    )
+    assert Run(folder).may_bill() == ("x-h1-a2", "x-h1-a3"), "each attempt is a cluster of its own"
 
 
 def test_purge_waits_for_nobody_and_names_what_may_still_bill(cli, folder):

@@ -100,14 +100,17 @@ def test_a_launch_that_failed_after_its_host_was_there_is_paid_for() -> None:
     assert ledger.after(2.0).cost() == (16.0, 16.0)
 
 
-def test_a_cluster_that_is_replaced_without_a_word_on_its_end_bills_until_the_next_one_is_launched() -> None:
+def test_a_cluster_that_is_replaced_bills_beside_the_next_one_until_its_end_is_told() -> None:
     ledger = Ledger()
     ledger.report("a", 1, "launching", 8.0)
     ledger.report("a", 1, "launched", 8.0)
     ledger.after(1.0).report("a", 2, "launching", 8.0)
-    assert ledger.after(1.0).cost() == (16.0, 16.0), "one of them at a time"
-    ledger.report("a", 1, "ended", 8.0)
-    assert ledger.cost() == (16.0, 16.0), "said late, it changes nothing"
+    assert ledger.after(1.0).cost() == (24.0, 24.0), "it is taken down beside the launch"
+    ledger.report("a", 1, "down", 8.0)
+    assert ledger.after(1.0).cost() == (32.0, 32.0)
+    ledger.report("a", 3, "launching", 8.0)
+    ledger.report("a", 4, "launching", 8.0)
+    assert ledger.after(1.0).cost() == (48.0, 48.0), "of those before the one before nothing is left"
 
 
 def test_hosts_are_added_up_and_those_without_a_price_left_out() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sky_monarch.launch.placement import host_sets, shape_of
+from sky_monarch.launch.placement import Shape, attempt_of, cluster_name, host_sets, shape_of
 
 sizes = st.integers(1, 8)
 
@@ -68,3 +68,30 @@ def test_without_gpus_each_group_has_a_host():
     assert shape is not None
 
     assert [host.groups for host in host_sets("j", replicas=3, shape=shape)] == [(0,), (1,), (2,)]
+
+
+def test_each_attempt_at_a_host_has_a_cluster_name_of_its_own_and_is_known_by_it() -> None:
+    names = [cluster_name("a-job-h0", attempt) for attempt in range(1, 1200)]
+    assert names[:2] == ["a-job-h0", "a-job-h0-a2"]
+    assert [attempt_of(name, "a-job-h0") for name in names] == list(range(1, 1200))
+    for other in (
+        "a-job-h01",
+        "a-job-h0-a",
+        "a-job-h0-a1",
+        "a-job-h0-a02",
+        "a-job-h0-ax",
+        "job-h0",
+        "a-job-h",
+    ):
+        assert attempt_of(other, "a-job-h0") is None
+
+
+def test_spare_hosts_come_last_and_have_no_groups() -> None:
+    shape = Shape(gpus=8, groups=2, nodes=1, sets=2, unused=0)
+    found = host_sets("a", replicas=3, shape=shape, spare=2)
+    assert [(host.cluster, host.groups) for host in found] == [
+        ("a-h0", (0, 1)),
+        ("a-h1", (2,)),
+        ("a-h2", ()),
+        ("a-h3", ()),
+    ]

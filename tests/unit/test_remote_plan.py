@@ -260,3 +260,20 @@ def test_the_plan_of_the_head_is_of_the_very_run():
     after = planned("", hosts=1).head
 
     assert dataclasses.replace(after, files=before.files, run_json=before.run_json) == before
+
+
+def test_a_spare_host_is_provisioned_for_no_group_in_a_rehearsal_too() -> None:
+    spec = job("infra: local\nrecovery: {spare: 1}\n")
+    assert [(host.cluster, host.groups) for host in rehearsal(spec, 2).hosts] == [
+        ("demo-h0", (0, 1)),
+        ("demo-h1", (2,)),
+        ("demo-h2", ()),
+    ]
+    spec = job(SLURM + "recovery: {spare: 1}\n")
+    chosen = launchable(spec, plan_clusters(spec))
+    plan = plan_remote(
+        local(spec), chosen, address="10.0.0.1", authority={}, identities=IDENTITIES, shipment=SHIPMENT
+    )
+    placed = plan.head.files["controller.json"]["hosts"]
+    assert placed[-1] == {"name": "demo-h3", "groups": [], "provisioned": True}
+    assert plan.head.run_json["hosts"][-1] == "demo-h3", "down and purge know of it"

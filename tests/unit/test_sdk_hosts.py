@@ -10,6 +10,7 @@ from sky_monarch.sdk import HostStatus, RunStatus
 HOST = {
     "host": "demo-h0",
     "groups": [0, 1],
+    "spare": False,
     "attempt": 2,
     "phase": "UP",
     "reason": None,

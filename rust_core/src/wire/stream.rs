@@ -15,10 +15,10 @@ use super::unix;
 use crate::{Error, ErrorKind, Result};
 
 /// Seconds of silence before TCP asks whether the peer's host still lives, between questions, and questions.
-const KEEPALIVE: (u32, u32, u32) = (5, 2, 3);
+const KEEPALIVE: (u32, u32, u32) = (3, 1, 3);
 /// What was sent and stays unacknowledged for so long, in milliseconds, ends the connection. Without it a host that
 /// talks all the time would never ask, and would take itself for connected for a quarter of an hour.
-const UNACKNOWLEDGED_MS: u32 = 15_000;
+const UNACKNOWLEDGED_MS: u32 = 8_000;
 
 /// What a stream reads and writes.
 trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -176,7 +176,7 @@ impl Incoming {
     }
 }
 
-/// Small frames go out at once, and a peer whose host vanished is noticed within a quarter of a minute.
+/// Small frames go out at once, and a peer whose host vanished is noticed within ten seconds.
 fn keep_alive(stream: &TcpStream) -> Result<()> {
     stream.set_nodelay(true).map_err(|error| Error::io("set up a connection", error))?;
     let (idle, interval, count) = KEEPALIVE;
