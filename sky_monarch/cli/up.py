@@ -34,6 +34,14 @@ def up(
             "--hosts", metavar="N", min=1, help="Rehearse N hosts: each is an agent of this machine."
         ),
     ] = None,
+    head: Annotated[
+        str | None,
+        typer.Option(
+            "--head",
+            metavar="WHERE",
+            help="Where lighthouse and controller run, in place of the job's: here, or on a cluster.",
+        ),
+    ] = None,
     head_address: Annotated[
         str | None,
         typer.Option(
@@ -87,8 +95,10 @@ def up(
     for problem in checked.problems:
         _output.say(f"warning: {problem}")
     if dry_run and checked.job.places() != ("local",) and hosts is None:
-        return _show_elsewhere(checked.job, name=name, json=json)
-    plan = _up.plan_run(checked.job, name=name, inject=inject or (), hosts=hosts, address=head_address)
+        return _show_elsewhere(_up.headed(checked.job, head), name=name, json=json)
+    plan = _up.plan_run(
+        checked.job, name=name, inject=inject or (), hosts=hosts, head=head, address=head_address
+    )
     if dry_run:
         return _show_here(plan, json=json)
     if isinstance(plan, RemotePlan):
@@ -121,7 +131,7 @@ def _announce(plan: RemotePlan, *, yes: bool) -> None:
     if plan.shipment is None:
         return
     warnings = ship_warnings(plan.shipment)
-    if is_loopback(plan.address):
+    if plan.address is not None and is_loopback(plan.address):
         warnings.append(f"{plan.address} is reached from this machine only: its hosts have to be here")
     for warning in warnings:
         _output.say(f"warning: {warning}")
@@ -191,6 +201,8 @@ def _show_here(plan: LocalPlan | RemotePlan, *, json: bool) -> None:
             _output.print_line(f"  {key}: {', '.join(values[key])}")
     _output.print_line(f"  sync: {values['sync']}")
     _output.print_line(f"  lighthouse: {values['lighthouse']['kind']}")
+    if isinstance(plan, RemotePlan) and plan.address is None:
+        _output.print_line(f"  {plan.choices[0].head.cluster}: lighthouse and controller")
     for host in hosts or ():
         _output.print_line(f"  {host['name']}: groups {', '.join(map(str, host['groups'])) or 'none'}")
     _output.print_line("nothing was started (--dry-run)")
