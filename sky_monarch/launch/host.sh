@@ -37,6 +37,11 @@ pick_python() {
         fi
         found=${found:-$(command -v "$name")}
     done
+    # A head needs none of the host's own packages: SkyPilot brings uv along, and uv a Python.
+    if [ -z "$found" ] && [ "$role" = head ]; then
+        name=$(PATH=$PATH:$HOME/.local/bin command -v uv) && "$name" python install --quiet 3.12 >&2 &&
+            found=$("$name" python find 3.12) || found=""
+    fi
     if [ -z "$found" ]; then
         name=$(python3 --version 2>&1) || name="no python3"
         fail "this host has no Python 3.11 or newer ($name)" \
