@@ -288,7 +288,9 @@ class RunFolder:
             from sky_monarch.launch import excerpt
 
             excerpt.keep(self)
-        hosts = self.path.glob("hosts/*/private.json")  # hosts that were processes of this machine
+        hosts = [  # those that were processes of this machine
+            path for what in ("private.json", "*.sock") for path in self.path.glob(f"hosts/*/{what}")
+        ]
         door = (self.door, self.path / "door.lock", self.path / "door.pid")
         for leftover in (self.path / "private.json", *hosts, *door, *self._sockets().values()):
             with contextlib.suppress(OSError):
