@@ -133,8 +133,11 @@ class Launcher:
         finally:
             own.set()
             provisioner.finish(close=False)
-        if act is not None:
-            act()
+        try:
+            if act is not None:
+                act()
+        finally:
+            provisioner.controller.close()
 
     def _provision(self, provisioner: Provisioner) -> None:
         try:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from sky_monarch.launch.door import Door
 from sky_monarch.provision.provider import HostOrder, Launched, Notice, ProvisionError, Seen, Superseded, Turn
 
 Outcome = Launched | ProvisionError
@@ -32,6 +33,7 @@ class FakeProvider:
         most_at_once: Launches that were ever under way together.
         violations: What must never be asked.
         go: Launches wait for it.
+        doors: How the heads among its clusters are reached.
     """
 
     def __init__(self, script: Script = always_up) -> None:
@@ -47,6 +49,7 @@ class FakeProvider:
         self.most_at_once = 0
         self.go = threading.Event()
         self.go.set()
+        self.doors: dict[str, Door] = {}
         self._notices: list[Notice] = []
         self._under_way = 0
         self._lock = threading.Lock()
@@ -95,6 +98,9 @@ class FakeProvider:
         if self.undown:
             raise self.undown.pop(0)
         self.clusters.pop(cluster, None)
+
+    def door(self, cluster: str, attempt: int) -> Door | None:
+        return self.doors.get(cluster)
 
     def logs(self, cluster: str, *, lines: int) -> str:
         return ""
