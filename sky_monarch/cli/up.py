@@ -105,7 +105,7 @@ def up(
         _announce(plan, yes=yes)
     with _up.launch_plan(plan, timeout_s=60.0) as run:
         if run.resumed:
-            _output.say_resumed(run.run_id)
+            _output.say_resumed(run.run_id, run.folder.head)
         if detach:
             if json:
                 return _output.print_json(run.status().to_json(), indent=None)

@@ -132,6 +132,7 @@ class Run(AbstractContextManager["Run"]):
             RunExistsError: Another live run has its name.
         """
         if self._folder.head is not None:
+            self._need_server()
             self.resumed = away.resume(self._folder, ready=lambda _: self.answers(), deadline_s=timeout_s)
             return self.resumed
         if self._folder.phase() is Phase.LOST:
@@ -357,8 +358,17 @@ class Run(AbstractContextManager["Run"]):
         final = local.finish(self._folder, state=state, reason=why, exit_code=code)
         return _archive.final_status(self._folder, final)
 
+    def _need_server(self) -> None:
+        """Have SkyPilot's API server, where a launcher is about to be started: it starts none itself."""
+        folder = self._folder
+        if folder.provider == "skypilot" and folder.phase() is not Phase.ENDED and folder.agent() is None:
+            from sky_monarch.launch import skypilot
+
+            skypilot.ensure_server()
+
     def _end_away(self, grace_s: float, reason: str, told: Callable[[RunStatus], None] | None) -> RunStatus:
         """Have the launcher end the run, its hosts and last of all its head."""
+        self._need_server()
 
         def tell() -> None:
             with contextlib.suppress(SkyMonarchError):

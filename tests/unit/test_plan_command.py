@@ -188,7 +188,9 @@ def test_a_head_that_is_a_cluster_is_shown_and_has_an_address_of_its_own(run, tm
 
 
 def test_a_run_of_this_machine_alone_has_its_head_here(run, tmp_path):
-    (tmp_path / "job.yaml").write_text("name: demo\nreplicas: 2\nrun: x\nhead: cluster\nsecrets: {TOKEN: canary}\n")
+    (tmp_path / "job.yaml").write_text(
+        "name: demo\nreplicas: 2\nrun: x\nhead: cluster\nsecrets: {TOKEN: canary}\n"
+    )
 
     refused = run("up", "job.yaml", code=2)
 
