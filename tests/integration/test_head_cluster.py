@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from sky_monarch.launch.away import begin
 from sky_monarch.launch.folder import Phase, RunFolder
 from sky_monarch.launch.process import Process, carrying
-from tests.support.runs import FREE_RANK, Workbench, pid_of
+from tests.support.runs import FREE_RANK, Workbench, ended_at_exit, pid_of
 from tests.support.waiting import eventually
 
 CANARY = "canary-7261"
@@ -69,6 +70,7 @@ def holders_of_the_secret(folder: RunFolder) -> list[Path]:
     ]
 
 
+@pytest.mark.slow
 def test_the_head_is_a_cluster_that_goes_last(workbench: Workbench) -> None:
     folder = start(workbench, "far")
     status = workbench.wait_for_step("far", 5)
@@ -145,6 +147,22 @@ def test_without_its_launcher_a_run_trains_on_and_a_lost_host_waits_for_it(workb
     assert pid_of(after, 0) == pid_of(before, 0)
     assert after["state"] == "RUNNING", after["reason"]
     assert workbench.cli("down", "apart", "--grace", "2").returncode == 0
+    nothing_is_left(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after_s", [0.7, 3.0])
+def test_a_launch_that_is_interrupted_leaves_nothing(workbench: Workbench, after_s: float) -> None:
+    job = workbench.job("cut", run=f"{FREE_RANK} --steps 100000", replicas=2, head="cluster")
+    with ended_at_exit(workbench.popen("up", str(job), "--hosts", "2", "--detach")) as up:
+        eventually(lambda: workbench.folder_of("cut"), within_s=20)
+        time.sleep(after_s)  # at no moment in particular
+        up.send_signal(signal.SIGINT)
+        up.wait(60)
+    if up.returncode == 0:  # it was up by then
+        assert workbench.cli("down", "cut", "--grace", "1").returncode == 0
+    folder = workbench.folder_of("cut")
+    assert folder.phase() is Phase.ENDED
     nothing_is_left(folder)
 
 

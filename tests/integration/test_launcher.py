@@ -214,6 +214,7 @@ def test_the_next_launcher_goes_on_with_the_head_that_is_there(site: Site) -> No
     assert [host for host, *_ in site.provider.launches] == [HEAD, "demo-h0"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(SSHD is None, reason="there is no sshd here (apt-get install openssh-server)")
 def test_by_ssh_the_head_answers_at_the_socket_here_and_a_way_that_is_lost_is_opened_again(
     tmp_path: Path,
