@@ -28,14 +28,19 @@ _ENROL = "--enrol"
 
 
 def _become_enrolled(folder: Path) -> NoReturn:
-    """Enrol this host and go on as its agent, in place of this program.
+    """Enrol this host, or the head, and go on as its agent, in place of this program.
 
     In place of it, because the kernel shows to others what a program was started with, secrets among it, for as long
     as it runs.
     """
-    from sky_monarch.enrolment import clean_environment, enrol  # of no use to any other agent
+    from sky_monarch.enrolment import clean_environment, enrol, told  # of no use to any other agent
 
-    config = enrol(folder, os.environ, version=__version__)
+    if isinstance(told(os.environ).get("head"), dict):
+        from sky_monarch.head import become_head  # which needs more than a host has
+
+        config = become_head(folder, os.environ, version=__version__)
+    else:
+        config = enrol(folder, os.environ, version=__version__)
     run_id = str(json.loads(config.read_text(encoding="utf-8")).get("run_id", ""))
     words = sys.orig_argv  # with the interpreter's own options
     start = words[1 : words.index(_ENROL)] if _ENROL in words else ["-m", "sky_monarch.agent"]

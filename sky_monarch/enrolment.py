@@ -24,7 +24,7 @@ from typing import Any
 
 from sky_monarch.errors import ConfigError, SystemCallError
 
-__all__ = ["clean_environment", "enrol"]
+__all__ = ["clean_environment", "documents", "enrol", "told"]
 
 _HOST = "SKY_MONARCH_HOST"
 _ENROLMENT = "SKY_MONARCH_ENROLMENT"
@@ -52,10 +52,7 @@ def enrol(folder: Path, environ: MutableMapping[str, str], *, version: str) -> P
             address that the head could be reached from. No message shows what is secret.
         SystemCallError: The files could not be written.
     """
-    told, secret = environ.pop(_HOST, None), environ.pop(_ENROLMENT, None)
-    host = _document(_HOST, told)
-    _check_version(host, version)
-    private = _document(_ENROLMENT, _decoded(secret))
+    host, private = documents(environ, version=version)
     config = {key: value for key, value in host.items() if key != "version"}
     config["address"] = _address(host)
     config |= {"run_dir": str(folder), "private": str(folder / "private.json")}
@@ -68,6 +65,27 @@ def enrol(folder: Path, environ: MutableMapping[str, str], *, version: str) -> P
     except OSError as error:
         raise SystemCallError(f"{folder} cannot be used for this host's files: {error.strerror}") from error
     return folder / "agent.json"
+
+
+def told(environ: Mapping[str, str]) -> dict[str, Any]:
+    """What this host is told. It stays where it is.
+
+    Raises:
+        ConfigError: It is missing or damaged.
+    """
+    return _document(_HOST, environ.get(_HOST))
+
+
+def documents(environ: MutableMapping[str, str], *, version: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What this host is told, and its secret: both are removed from the environment.
+
+    Raises:
+        ConfigError: A variable is missing or damaged, or this installation is not the launcher's.
+    """
+    public, secret = environ.pop(_HOST, None), environ.pop(_ENROLMENT, None)
+    host = _document(_HOST, public)
+    _check_version(host, version)
+    return host, _document(_ENROLMENT, _decoded(secret))
 
 
 def clean_environment(environ: Mapping[str, str], run_id: str) -> dict[str, str]:
@@ -105,7 +123,7 @@ def _check_version(host: Mapping[str, Any], version: str) -> None:
     if not isinstance(launched, str):
         raise ConfigError(f"{_HOST} names no version", hint=_BY_HAND)
     raise ConfigError(
-        f"host {host.get('host')} has sky-monarch {version}, the run was launched by {launched}",
+        f"host {host.get('host', 'head')} has sky-monarch {version}, the run was launched by {launched}",
         hint=f"on the host: `pip install sky-monarch=={launched}`, or none at all in its image, so that the launcher's "
         f"own is used; where you launch: `pip install sky-monarch=={version}`, then `sky-monarch up` again",
     )

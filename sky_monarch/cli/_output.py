@@ -87,9 +87,13 @@ def say(message: str) -> None:
     print(message, file=sys.stderr, flush=True)  # noqa: T201
 
 
-def say_resumed(run_id: str) -> None:
-    """What became of a run that was lost."""
-    say(
+def say_resumed(run_id: str, head: str | None = None) -> None:
+    """What became of a run that was lost, or, where its head is a cluster, of its launcher."""
+    if head is not None:
+        return say(
+            f"{run_id} had no launcher here: it has one again, which replaces lost hosts; its head is {head}"
+        )
+    return say(
         f"{run_id} was lost: its agent was killed, and its ranks with it. It is taken up again, with its budgets; "
         "its ranks start again, from its last checkpoint where it saves some"
     )

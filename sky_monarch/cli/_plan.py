@@ -144,7 +144,12 @@ def launch_lines(plan: RemotePlan) -> list[str]:
     lines += [f"left out: {reason}" for reason in plan.left_out]
     if plan.shipment is not None:
         lines += _ship_lines(plan.shipment)
-    lines.append(f"hosts dial this machine at {plan.address}")
+    if plan.address is None:
+        lines.append(
+            f"lighthouse and controller run on {plan.choices[0].head.cluster}, which is launched first"
+        )
+    else:
+        lines.append(f"hosts dial this machine at {plan.address}")
     return lines
 
 

@@ -30,6 +30,6 @@ def attach(
 
     with sdk.attach(name) as run:
         if run.resume():
-            _output.say_resumed(run.run_id)
+            _output.say_resumed(run.run_id, run.folder.head)
         status = follow(run, choose_view(json=json), logs=logs and not json, tail=tail, owner=False)
     raise typer.Exit(status.exit_code if status.exit_code is not None else 1)

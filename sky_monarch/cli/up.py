@@ -43,6 +43,14 @@ def up(
             help="Hosts kept ready for those that are lost; by default the job's.",
         ),
     ] = None,
+    head: Annotated[
+        str | None,
+        typer.Option(
+            "--head",
+            metavar="WHERE",
+            help="Where lighthouse and controller run, in place of the job's: here, or on a cluster.",
+        ),
+    ] = None,
     head_address: Annotated[
         str | None,
         typer.Option(
@@ -96,9 +104,15 @@ def up(
     for problem in checked.problems:
         _output.say(f"warning: {problem}")
     if dry_run and checked.job.places() != ("local",) and hosts is None:
-        return _show_elsewhere(checked.job, name=name, spare=spare, json=json)
+        return _show_elsewhere(_up.headed(checked.job, head), name=name, spare=spare, json=json)
     plan = _up.plan_run(
-        checked.job, name=name, inject=inject or (), hosts=hosts, address=head_address, spare=spare
+        checked.job,
+        name=name,
+        inject=inject or (),
+        hosts=hosts,
+        head=head,
+        address=head_address,
+        spare=spare,
     )
     if dry_run:
         return _show_here(plan, json=json)
@@ -106,7 +120,7 @@ def up(
         _announce(plan, yes=yes)
     with _up.launch_plan(plan, timeout_s=60.0) as run:
         if run.resumed:
-            _output.say_resumed(run.run_id)
+            _output.say_resumed(run.run_id, run.folder.head)
         if detach:
             if json:
                 return _output.print_json(run.status().to_json(), indent=None)
@@ -132,7 +146,7 @@ def _announce(plan: RemotePlan, *, yes: bool) -> None:
     if plan.shipment is None:
         return
     warnings = workdir_warnings(plan.shipment.workdir)
-    if is_loopback(plan.address):
+    if plan.address is not None and is_loopback(plan.address):
         warnings.append(f"{plan.address} is reached from this machine only: its hosts have to be here")
     for warning in warnings:
         _output.say(f"warning: {warning}")
@@ -201,6 +215,8 @@ def _show_here(plan: LocalPlan | RemotePlan, *, json: bool) -> None:
             _output.print_line(f"  {key}: {', '.join(values[key])}")
     _output.print_line(f"  sync: {values['sync']}")
     _output.print_line(f"  lighthouse: {values['lighthouse']['kind']}")
+    if isinstance(plan, RemotePlan) and plan.address is None:
+        _output.print_line(f"  {plan.choices[0].head.cluster}: lighthouse and controller")
     for host in hosts or ():
         groups = f"groups {', '.join(map(str, host['groups']))}" if host["groups"] else "no groups"
         _output.print_line(

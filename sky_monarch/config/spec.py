@@ -245,8 +245,9 @@ class JobSpec(Part):
     """How far apart hosts may be. `any`: anywhere, which needs `sync: diloco(n)`."""
 
     head: Head = "auto"
-    """Where lighthouse and controller run: `here`, on a `cluster` (a small one of their own, or the only host),
-    or beside SkyPilot's `api-server`. `auto`: `here` for `local` and Slurm, `cluster` elsewhere."""
+    """Where lighthouse and controller run: `here`, or on a small `cluster` of their own, so that this machine may go
+    away. `auto`: `here` for `local` and Slurm, `cluster` elsewhere. (`api-server`: SkyPilot's, which runs no process
+    of ours, is refused by `up`.)"""
 
     resources: Resources = Resources()
     """Hardware that each replica group asks for."""

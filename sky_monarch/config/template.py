@@ -15,7 +15,7 @@ ranks_per_replica: 1             # processes of one replica group, one a GPU as 
 
 # infra: local                   # where it runs: local is this machine; slurm, k8s, ssh, runpod, oci ...
 # placement: same-zone           # any: hosts may be far apart, which needs sync: diloco(n)
-# head: auto                     # where lighthouse and controller run: here, cluster or api-server
+# head: auto                     # where lighthouse and controller run: here, or on a cluster
 # resources:                     # what each replica group runs on
 #   accelerators: null           # MI300X:8, [MI300X:8, MI325X:8] in order, {MI300X: 8, MI325X: 8} for any
 #   cpus: null                   # 16, or 16+ for at least 16

@@ -33,6 +33,10 @@ class Hosts(Protocol):
         """Hosts and their cost."""
         ...
 
+    def take(self) -> None:
+        """Whoever launched the run has taken its end."""
+        ...
+
 
 def host_routes(hosts: Hosts, body: Callable[[Request], Awaitable[dict[str, Any]]]) -> list[Route]:
     """The routes.
@@ -54,7 +58,12 @@ def host_routes(hosts: Hosts, body: Callable[[Request], Awaitable[dict[str, Any]
     async def listed(_request: Request) -> Response:
         return JSONResponse(hosts.facts())
 
+    async def collected(_request: Request) -> Response:
+        hosts.take()
+        return JSONResponse({}, status_code=202)
+
     return [
+        Route("/v1/collected", collected, methods=["POST"]),
         Route("/v1/hosts", listed, methods=["GET"]),
         Route("/v1/hosts/wanted", wanted, methods=["GET"]),
         Route("/v1/hosts/report", report, methods=["POST"]),

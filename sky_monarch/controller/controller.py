@@ -358,7 +358,8 @@ class Controller:
             _log.info("run ended", state=str(state.phase), reason=state.reason, exit_code=state.exit_code)
         self._ended = True
         self._after_commit()
-        await farewell(state, self._agents, self.logs)
+        taken, collect_s = self.hosts.taken, self._settings.collect_s
+        await farewell(state, self._agents, self.logs, taken=taken, collect_s=collect_s)
         self.finished.set()
 
     def _end_done(self, task: asyncio.Task[None]) -> None:
@@ -386,7 +387,10 @@ class Controller:
             "run_dir": str(settings.run_dir),
             **self.hosts.facts(),
         }
-        return self._book.document(self._state, self._limits, facts)
+        found = self._book.document(self._state, self._limits, facts)
+        if (missing := self.hosts.missing()) is not None:
+            found["reason"] = "; ".join(filter(None, (found["reason"], missing)))
+        return found
 
     def events(self, after: int, limit: int) -> list[dict[str, Any]]:
         """Events with an id above ``after``, in order."""

@@ -47,7 +47,12 @@ class Enrolments:
         listed = (host for host in state.hosts if host.provisioned)
         known = (host for host in listed if host.attempt or not is_wanted(state, host))
         hosts = [self._host(state, host) for host in known]
-        return {"version": state.wanted, "controller": self._settings.reached_at, "hosts": hosts}
+        return {
+            "version": state.wanted,
+            "controller": self._settings.reached_at,
+            "hosts": hosts,
+            "ended": state.phase.ended,
+        }
 
     def _host(self, state: State, host: Host) -> dict[str, Any]:
         wanted = is_wanted(state, host)

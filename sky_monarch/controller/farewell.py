@@ -17,14 +17,27 @@ _WAIT_FOR_AGENTS_S = 30.0
 _AGENTS_END_S = 300.0
 
 
-async def farewell(state: State, agents: Agents, logs: LogReader) -> None:
+async def farewell(
+    state: State,
+    agents: Agents,
+    logs: LogReader,
+    *,
+    taken: asyncio.Event | None = None,
+    collect_s: float = 0.0,
+) -> None:
     """Let readers finish and the agents go; returns when nobody needs a controller any more.
 
     Args:
         state: Of a run that has ended.
         agents: Who is connected.
         logs: Streams under way.
+        taken: Set where whoever launched the run has taken its end: it is on this machine alone until then.
+        collect_s: Longest wait for that.
     """
+    if taken is not None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(collect_s):
+                await taken.wait()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_FOLLOWERS_S):
             while logs.streams:

@@ -29,6 +29,9 @@ class Provisioning:
         record: Journals one row of ours and does what follows.
         news: Waits until something has happened, for so many seconds at the most.
         guarded: Makes a callback end the process where it fails.
+
+    Attributes:
+        taken: Set where whoever launched the run has taken its end.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class Provisioning:
         self._silence: asyncio.TimerHandle | None = None
         self._watch: asyncio.TimerHandle | None = None
         self._closed = False
+        self.taken = asyncio.Event()
 
     def start(self) -> None:
         """Begin to wait for launchers, and to watch the budget."""
@@ -81,7 +85,7 @@ class Provisioning:
         self._polls += 1
         try:
             self._launcher_came()
-            while self._memory().state.wanted == after:
+            while self._memory().state.wanted == after and not self._memory().state.phase.ended:
                 left_s = deadline_s - loop.time()
                 if left_s <= 0 or await gone():
                     break
@@ -130,6 +134,18 @@ class Provisioning:
             self._watch_budget()  # another price, another moment
         host = memory.state.host(row["host"])
         return {"host": host.name, "attempt": host.attempt, "phase": str(host.phase)}
+
+    def take(self) -> None:
+        """Whoever launched the run has taken its end: nobody need wait for that."""
+        self.taken.set()
+
+    def missing(self) -> str | None:
+        """What to do where nobody provisions; None where that is not so, or the head's agent starts one."""
+        state = self._memory().state
+        if not self._settings.collect_s or state.launcher is not False or state.phase.ended:
+            return None
+        name = self._settings.name
+        return f"no launcher is connected; `sky-monarch attach {name}` starts one, on the machine that launched the run"
 
     # --- what people see -------------------------------------------------------------------------------------
 

@@ -59,6 +59,7 @@ class Settings:
         authority: Of the run, as ``Authority.to_json`` kept it; None where agents show no certificates.
         reached_at: Where hosts dial this controller.
         version: Of the sky-monarch that launched the run.
+        collect_s: How long the end of the run is kept for whoever launched it; 0: that is this machine.
     """
 
     run_id: str
@@ -88,6 +89,7 @@ class Settings:
     authority: Mapping[str, Any] | None = field(default=None, repr=False)
     reached_at: str = ""
     version: str = ""
+    collect_s: float = 0.0
 
 
 def load_settings(path: Path, environ: Mapping[str, str]) -> Settings:
@@ -161,7 +163,15 @@ def load_settings(path: Path, environ: Mapping[str, str]) -> Settings:
         authority=_authority(private, private_path),
         reached_at=_reached_at(environ, channel),
         version=str(run.get("version") or ""),
+        collect_s=_collect_s(config, path),
     )
+
+
+def _collect_s(config: Mapping[str, Any], path: Path) -> float:
+    seconds = config.get("collect_s", 0.0)
+    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 <= seconds < float("inf"):
+        raise ConfigError(f"{path}: collect_s is {seconds!r}, not a number of seconds")
+    return float(seconds)
 
 
 def _passed(environ: Mapping[str, str], name: str) -> str:

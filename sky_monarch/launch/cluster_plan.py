@@ -340,7 +340,7 @@ def _head(job: JobSpec, cloud: Cloud, hosts: tuple[HostSet, ...]) -> Head:
         )
     if kind != "cluster":
         return Head(kind=kind)
-    if len(hosts) == 1:
+    if len(hosts) == 1 and cloud.reachability is not Reachability.SAME_NETWORK:
         return Head(kind=kind, cluster=hosts[0].cluster)
     return Head(kind=kind, cluster=f"{job.name}-head", own=True)
 

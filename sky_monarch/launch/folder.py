@@ -143,6 +143,17 @@ class RunFolder:
         return ()
 
     @property
+    def head(self) -> str | None:
+        """The cluster that its head is; None where that is this machine."""
+        head = self.info.get("head")
+        return head if isinstance(head, str) and head else None
+
+    @property
+    def door(self) -> Path:
+        """How a head that is a cluster is reached from here (``launch.door``): there from when it was up on."""
+        return self.path / "door.json"
+
+    @property
     def journal(self) -> Path:
         """The database of events."""
         return self.path / "journal.db"
@@ -172,7 +183,15 @@ class RunFolder:
 
     @property
     def agent_argv(self) -> list[str]:
-        """How its agent is started, with the interpreter of its first start; empty where nothing says so."""
+        """How its agent is started, with the interpreter of its first start; empty where nothing says so.
+
+        Where its head is a cluster, that is the provisioner: the one process that it has here.
+        """
+        if self.head is not None:
+            python = self.info.get("python")
+            config = self.path / "provisioner.json"
+            known = isinstance(python, str) and config.is_file()
+            return [str(python), "-m", "sky_monarch.provision", str(config)] if known else []
         services = (_read_json(self.path / "agent.json") or {}).get("services")
         try:
             python = services[0]["argv"][0]  # type: ignore[index]
@@ -200,19 +219,26 @@ class RunFolder:
         process = Process(_whole(info, "launcher_pid", 0), _whole(info, "launcher_start_ticks", -1))
         return process if process.alive else None
 
+    @property
+    def supervisor(self) -> str:
+        """Which process of it the launcher starts: ``agent``, or ``provisioner`` where its head is a cluster."""
+        return "agent" if self.head is None else "provisioner"
+
     def agent(self) -> Process | None:
         """The running agent: its keeper, which is the process that the launcher wrote down.
 
-        Where the launcher died before it could, or the keeper was killed, whichever of the two is found.
+        Where the launcher died before it could, or the keeper was killed, whichever of the two is found. Where its
+        head is a cluster, the provisioner and its keeper.
         """
-        if known := self.process("agent"):
+        if known := self.process(self.supervisor):
             return known
         return next(filter(self._is_agent, carrying(self.run_id)), None)
 
     def _is_agent(self, process: Process) -> bool:
         """Whether it is the head's agent: those of hosts that are on this machine carry the run's mark, too."""
         arguments = process.arguments()
-        return "sky_monarch.agent" in arguments and Path(arguments[-1]).parent.name == self.run_id
+        module = "sky_monarch.agent" if self.head is None else "sky_monarch.provision"
+        return module in arguments and Path(arguments[-1]).parent.name == self.run_id
 
     def phase(self) -> Phase:
         """What the files and processes say now."""
@@ -220,9 +246,14 @@ class RunFolder:
             return Phase.ENDED
         if not (self.path / "run.json").exists():  # the first file to come: somebody removed it
             return Phase.LOST
-        if self.agent():
+        if self.head is not None:
+            if self.door.exists():  # whether or not anything of it runs here: the head may be asked
+                return Phase.LIVE
+            if self.agent():
+                return Phase.LAUNCHING
+        elif self.agent():
             return Phase.LIVE
-        if not (self.path / "agent.pid").exists() and self.launcher():
+        if not (self.path / f"{self.supervisor}.pid").exists() and self.launcher():
             return Phase.LAUNCHING
         # The agent may have ended, after the controller wrote the end, between the two looks.
         return Phase.ENDED if (self.path / "final.json").exists() else Phase.LOST
@@ -232,6 +263,8 @@ class RunFolder:
         phase = self.phase()
         moment = datetime.fromtimestamp(self.created_ms / 1000).astimezone()
         since = moment.strftime("%Y-%m-%d %H:%M:%S") if self.created_ms else "an unknown time"
+        if phase is Phase.LIVE and self.head is not None:
+            return f"its head is the cluster {self.head}, since {since}"
         if phase is Phase.LIVE and (agent := self.agent()):
             return f"agent pid {agent.pid}, since {since}"
         if phase is Phase.LAUNCHING:
@@ -265,8 +298,11 @@ class RunFolder:
             from sky_monarch.launch import excerpt
 
             excerpt.keep(self)
-        hosts = self.path.glob("hosts/*/private.json")  # hosts that were processes of this machine
-        for leftover in (self.path / "private.json", *hosts, *self._sockets().values()):
+        hosts = [  # those that were processes of this machine
+            path for what in ("private.json", "*.sock") for path in self.path.glob(f"hosts/*/{what}")
+        ]
+        door = (self.door, self.path / "door.lock", self.path / "door.pid")
+        for leftover in (self.path / "private.json", *hosts, *door, *self._sockets().values()):
             with contextlib.suppress(OSError):
                 leftover.unlink()
         shutil.rmtree(self.path / "ship", ignore_errors=True)

@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
 # What SkyPilot runs on a host: `setup` installs sky-monarch beside the host's own torch, `run` is the agent.
+# `setup-head` and `run-head` are the same for a cluster that is the head: in an environment of its own (homes may be
+# shared), with all that the controller needs, from the package index, and without torch.
 #
 # No secret and nothing of the job is in here. What differs comes in the environment:
 #   SKY_MONARCH_SHIP    what was shipped, <version>-<hash>: the folder of this script below ~/.sky-monarch/ship
@@ -35,6 +37,11 @@ pick_python() {
         fi
         found=${found:-$(command -v "$name")}
     done
+    # A head needs none of the host's own packages: SkyPilot brings uv along, and uv a Python.
+    if [ -z "$found" ] && [ "$role" = head ]; then
+        name=$(PATH=$PATH:$HOME/.local/bin command -v uv) && "$name" python install --quiet 3.12 >&2 &&
+            found=$("$name" python find 3.12) || found=""
+    fi
     if [ -z "$found" ]; then
         name=$(python3 --version 2>&1) || name="no python3"
         fail "this host has no Python 3.11 or newer ($name)" \
@@ -95,8 +102,22 @@ check() {
             "remove $found from the host's image: a run is of one version"
 }
 
+# The agent is all that runs of us on a host, and it needs nothing else; whatever the index has stays out of it.
+install_wheel() {
+    local wheel
+    wheel=$(printf '%s\n' "$ship"/*.whl)
+    if [ "$role" = head ]; then # not isolated: pip's own settings may name a mirror
+        "$venv/bin/python" -P -m pip install --quiet --disable-pip-version-check --retries 5 --timeout 30 "$wheel" ||
+            fail "pip did not install $wheel and what it needs" "the head needs a package index: pip's settings name one"
+        return
+    fi
+    "$venv/bin/python" -P -m pip --isolated install --quiet --disable-pip-version-check \
+        --no-index --no-deps --no-compile --ignore-installed "$wheel" ||
+        fail "pip did not take $wheel" "is it for another processor than this host's $(uname -m)?"
+}
+
 setup() {
-    local python wheel
+    local python
     mkdir -p "${venv%/*}"
     if command -v flock >/dev/null; then # several hosts may share one home
         exec 9>"$venv.lock"
@@ -113,12 +134,9 @@ setup() {
             "install its venv module (Debian and Ubuntu: apt-get install python3-venv)"
     link_parent "$python"
     give_pip "$python"
-    wheel=$(printf '%s\n' "$ship"/*.whl)
-    "$venv/bin/python" -P -m pip --isolated install --quiet --disable-pip-version-check \
-        --no-index --no-deps --no-compile --ignore-installed "$wheel" ||
-        fail "pip did not take $wheel" "is it for another processor than this host's $(uname -m)?"
+    install_wheel
     check
-    add_torchft
+    [ "$role" = head ] || add_torchft
     touch "$venv/ready"
     say "$version is set up with $("$venv/bin/python" --version) of $python"
 }
@@ -132,6 +150,13 @@ run() {
 }
 
 case ${1-} in
-setup | run) "$1" ;;
-*) fail "usage: host.sh setup|run" "SkyPilot's task calls it" ;;
+setup | run)
+    role=host
+    "$1"
+    ;;
+setup-head | run-head)
+    role=head venv=$venv-head
+    "${1%-head}"
+    ;;
+*) fail "usage: host.sh setup|run|setup-head|run-head" "SkyPilot's task calls it" ;;
 esac

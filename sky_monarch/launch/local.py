@@ -20,7 +20,7 @@ from sky_monarch.launch.folder import Phase, RunFolder, list_runs, name_lock, wr
 from sky_monarch.launch.plan import LocalPlan
 from sky_monarch.launch.process import Process, carrying, end
 
-__all__ = ["finish", "launch", "reap", "require_core", "resume"]
+__all__ = ["check_resumable", "deaf", "finish", "launch", "reap", "require_core", "resume", "spawn"]
 
 _POLL_S = 0.05
 _GRACE_S = 3.0
@@ -55,7 +55,7 @@ def _refuse_taken(name: str, state: Path, *, but: RunFolder | None = None) -> No
 
 
 @contextlib.contextmanager
-def _deaf() -> Iterator[None]:
+def deaf() -> Iterator[None]:
     """Ignore Ctrl-C and SIGTERM for the length of a clean-up, which has its own deadline."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -94,14 +94,16 @@ def _take(plan: LocalPlan) -> RunFolder:
         except FileExistsError as error:  # of two ids with the same random end in one second
             raise LaunchError(f"{plan.run_dir} exists already", hint="try again") from error
         except BaseException:
-            with _deaf():
+            with deaf():
                 folder.remove()
             raise
     return folder
 
 
-def _spawn(folder: RunFolder, argv: Sequence[str]) -> subprocess.Popen[bytes]:
-    log = os.open(folder.path / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+def spawn(folder: RunFolder, argv: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start the process that a run has here, which outlives this one."""
+    who = folder.supervisor
+    log = os.open(folder.path / f"{who}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         agent = subprocess.Popen(
             list(argv),
@@ -117,7 +119,7 @@ def _spawn(folder: RunFolder, argv: Sequence[str]) -> subprocess.Popen[bytes]:
     # Somebody must wait for it, or it stays a zombie for as long as this process lives.
     threading.Thread(target=agent.wait, name="agent-reaper", daemon=True).start()
     if started := Process.of(agent.pid):
-        write_json(folder.path / "agent.pid", {"pid": started.pid, "start_ticks": started.start_ticks})
+        write_json(folder.path / f"{who}.pid", {"pid": started.pid, "start_ticks": started.start_ticks})
     return agent
 
 
@@ -127,7 +129,12 @@ def _await_controller(
     start = time.monotonic()
     while not ready(folder) and folder.phase() is not Phase.ENDED:
         if agent.poll() is not None and folder.phase() is not Phase.ENDED:
-            raise LaunchError(f"the agent ended with code {agent.returncode} before the controller answered")
+            who = folder.supervisor
+            raise LaunchError(f"the {who} ended with code {agent.returncode} before the controller answered")
+        if (
+            folder.phase() is Phase.LAUNCHING
+        ):  # a head that is being launched takes minutes: who does it has a limit
+            start = time.monotonic()
         if time.monotonic() - start > deadline_s:
             raise LaunchError(f"the controller did not answer within {deadline_s:.0f} s")
         time.sleep(_POLL_S)
@@ -139,6 +146,7 @@ def launch(
     ready: Callable[[RunFolder], bool],
     deadline_s: float = 60.0,
     prepare: Callable[[Path], None] | None = None,
+    undo: Callable[[RunFolder, str], None] | None = None,
 ) -> RunFolder:
     """Start a run, and return once its controller answers.
 
@@ -149,6 +157,7 @@ def launch(
         ready: Says whether the controller of that run answers.
         deadline_s: Longest wait for that.
         prepare: Puts what else the run needs into its folder, before anything is started.
+        undo: Ends what was begun elsewhere, for this reason, before what is here is ended.
 
     Raises:
         RunExistsError: A live run has this name.
@@ -169,11 +178,13 @@ def launch(
             write_json(plan.run_dir / name, content)
         if prepare is not None:
             prepare(plan.run_dir)
-        agent = _spawn(folder, plan.agent_argv)
+        agent = spawn(folder, plan.agent_argv)
         _await_controller(folder, agent, ready, deadline_s)
     except Exception as error:
-        with _deaf():
+        with deaf():
             logs = folder.tail()
+            if undo is not None:
+                undo(folder, f"launch failed: {error}")
             reap(folder, grace_s=_GRACE_S)
             with contextlib.suppress(OSError):  # a full disk is told as what it broke first
                 finish(folder, state="FAILED", reason=f"launch failed: {error}", exit_code=1)
@@ -184,13 +195,36 @@ def launch(
             raise LaunchError(message, hint=f"the logs are in {folder.path}") from error
         raise
     except BaseException:  # Ctrl-C: the run was never handed to anybody
-        with _deaf():
-            if left := reap(folder, grace_s=_GRACE_S):
+        with deaf():
+            if undo is not None:
+                undo(folder, "interrupted while it was being launched")
+                reap(folder, grace_s=_GRACE_S)
+                finish(folder, state="CANCELLED", reason="interrupted", exit_code=130)
+            elif left := reap(folder, grace_s=_GRACE_S):
                 finish(folder, state="CANCELLED", reason=f"interrupted; still alive: {left}", exit_code=130)
             else:
                 folder.remove()
         raise
     return folder
+
+
+def check_resumable(folder: RunFolder) -> None:
+    """Refuse to take up what cannot be taken up again.
+
+    Raises:
+        LaunchError: Files are missing, or it is of another version.
+    """
+    if not folder.resumable:
+        raise LaunchError(
+            f"{folder.run_id} cannot be taken up again: not all of its files are left",
+            hint=f"`sky-monarch down {folder.run_id}` ends what remains of it",
+        )
+    if (stated := folder.info.get("version")) != __version__:
+        raise LaunchError(
+            f"{folder.run_id} was launched by sky-monarch {stated}, and this is {__version__}: a run is of one "
+            "version",
+            hint=f"`pip install sky-monarch=={stated}` to take it up again",
+        )
 
 
 def resume(folder: RunFolder, *, ready: Callable[[RunFolder], bool], deadline_s: float = 60.0) -> bool:
@@ -214,17 +248,7 @@ def resume(folder: RunFolder, *, ready: Callable[[RunFolder], bool], deadline_s:
     with name_lock(folder.name, folder.path.parent.parent):
         if folder.phase() is not Phase.LOST:
             return False
-        if not folder.resumable:
-            raise LaunchError(
-                f"{folder.run_id} cannot be taken up again: not all of its files are left",
-                hint=f"`sky-monarch down {folder.run_id}` ends what remains of it",
-            )
-        if (stated := folder.info.get("version")) != __version__:
-            raise LaunchError(
-                f"{folder.run_id} was launched by sky-monarch {stated}, and this is {__version__}: a run is of one "
-                "version",
-                hint=f"`pip install sky-monarch=={stated}` to take it up again",
-            )
+        check_resumable(folder)
         _refuse_taken(folder.name, folder.path.parent.parent, but=folder)
         if left := reap(folder, grace_s=_GRACE_S):
             pids = ", ".join(str(process.pid) for process in left)
@@ -232,11 +256,11 @@ def resume(folder: RunFolder, *, ready: Callable[[RunFolder], bool], deadline_s:
         if folder.phase() is Phase.ENDED:
             return False
         _make_private(folder.api.parent)
-        agent = _spawn(folder, folder.agent_argv)
+        agent = spawn(folder, folder.agent_argv)
     try:
         _await_controller(folder, agent, ready, deadline_s)
     except BaseException as error:
-        with _deaf():
+        with deaf():
             reap(folder, grace_s=_GRACE_S)
         if isinstance(error, LaunchError):
             raise LaunchError(f"{error}\n{folder.tail()}", hint=f"the logs are in {folder.path}") from error
@@ -252,7 +276,9 @@ def reap(folder: RunFolder, *, grace_s: float) -> list[Process]:
     """
     agent = folder.agent()
     known = [
-        process for who in ("controller", "lighthouse", "provisioner") if (process := folder.process(who))
+        process
+        for who in ("controller", "lighthouse", "provisioner", "door")
+        if (process := folder.process(who))
     ]
     left = end(folder.run_id, first=[agent] if agent else [], grace_s=grace_s)
     for process in known:  # their environment may have been unreadable

@@ -31,7 +31,7 @@ class LocalPlan:
         socket_dir: Where its sockets go; the run folder, unless their paths would be too long there.
         run_json: Content of ``run.json``, without what only the launching process knows.
         files: Content of the other JSON files by name, in the order in which they are written.
-        agent_argv: Command line of the head agent.
+        agent_argv: Command line of the head agent; where the head is a cluster, of the provisioner.
     """
 
     name: str
@@ -77,6 +77,7 @@ def plan_local(
     base_env: Mapping[str, str],
     injections: Sequence[Mapping[str, Any]] = (),
     host: str = "local",
+    run_dir: Path | None = None,
 ) -> LocalPlan:
     """Plan a run on this machine.
 
@@ -92,10 +93,12 @@ def plan_local(
         base_env: What ranks inherit beneath the job's own variables.
         injections: Faults to rehearse, as protocol values.
         host: Name of the one host.
+        run_dir: Folder of the run; by default that of its id among the others in ``state``.
     """
-    run_dir = state / "runs" / run_id
-    # The name is random, and no part of the token: anybody may read it.
-    outside = f"sky-monarch-{sha256(token.encode()).hexdigest()[:16]}"
+    # The name is random, and no part of the token: anybody may read it. A run and its head may be on one machine.
+    seed = token if run_dir is None else f"{token} {run_dir}"
+    outside = f"sky-monarch-{sha256(seed.encode()).hexdigest()[:16]}"
+    run_dir = run_dir or state / "runs" / run_id
     places = (run_dir, temporary / outside)
     socket_dir = next(filter(_has_room, places), _SHORT_TEMPORARY / outside)
     sockets = {who: str(socket_dir / f"{who}.sock") for who in ("api", "controller", "agent", "lighthouse")}

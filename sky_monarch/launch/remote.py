@@ -1,22 +1,24 @@
 """What a run beyond this machine consists of. Pure: reads nothing, writes nothing.
 
-Its head is a local run without groups of its own: an agent that keeps lighthouse and controller alive, both of which
-hosts reach over TLS, and the provisioner, which brings the hosts up. ``up --hosts N`` is the same with hosts that are
-agents of this machine.
+Its head is a local run without groups of its own (``launch.head``), here or on a cluster that is launched for it; the
+provisioner, which brings the hosts up, is always here. ``up --hosts N`` is the same with hosts that are agents of this
+machine.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sky_monarch.errors import ConfigError
+from sky_monarch.launch.address import LOOPBACK
 from sky_monarch.launch.bootstrap import shipped
 from sky_monarch.launch.cluster_plan import Choice, ClusterPlan, Head
+from sky_monarch.launch.head import COLLECT_S, HEAD, Away, head_files
 from sky_monarch.launch.offers import Reachability
 from sky_monarch.launch.placement import HostSet, Shape, host_sets
 from sky_monarch.launch.plan import LocalPlan
@@ -27,9 +29,6 @@ if TYPE_CHECKING:
     from sky_monarch.config import JobSpec
 
 __all__ = ["HEAD", "Launchable", "RemotePlan", "launchable", "plan_remote", "rehearsal"]
-
-HEAD = "head"
-"""Name of the head among the hosts."""
 
 _TOGETHER = (str(Reachability.SAME_NETWORK), "one host", "one cluster")
 
@@ -61,7 +60,7 @@ class RemotePlan:
         choices: What is launched elsewhere, in the order in which it is tried.
         left_out: Choices of the plan that this version does not launch, and why.
         provider: ``skypilot``, or ``local`` for a rehearsal.
-        address: Where hosts dial the head.
+        address: Where hosts dial the head; None where it is a cluster, which knows its own.
         shipment: What each host gets; None where hosts are of this machine.
     """
 
@@ -69,7 +68,7 @@ class RemotePlan:
     choices: tuple[Choice, ...]
     left_out: tuple[str, ...]
     provider: str
-    address: str
+    address: str | None
     shipment: Shipment | None
 
     @property
@@ -110,10 +109,14 @@ def _reason(job: JobSpec, choice: Choice, first: Choice | None) -> tuple[str, st
     """Why a choice is not launched, and what would help; None where it is."""
     if not choice.tasks:
         return "this machine is not mixed with other places", "keep it in a job of its own"
-    if choice.head.kind != "here":
-        where = choice.head.cluster or "the API server"
+    if choice.head.kind == "api-server":
         return (
-            f"lighthouse and controller would run on {where}, which this version does not launch",
+            "SkyPilot's API server runs requests and its administrator's plugins, and no process of a run's own",
+            "write head: cluster; the head is then a small cluster, which needs no credentials either",
+        )
+    if choice.head.kind == "cluster" and not choice.head.own:
+        return (
+            f"lighthouse and controller would run on {choice.head.cluster}, with all groups, and be lost with them",
             "write head: here; the hosts then dial this machine, at --head-address",
         )
     if any(host.nodes > 1 for host in choice.hosts):
@@ -132,6 +135,16 @@ def _reason(job: JobSpec, choice: Choice, first: Choice | None) -> tuple[str, st
         return (
             f"a group has {choice.gpus_per_group} GPUs there, and {wanted} in the first candidate",
             "ask for as many everywhere",
+        )
+    if first is not None and choice.head.kind == "cluster" and choice.infra != first.infra:
+        return (
+            f"its hosts would be elsewhere than their head, {first.head.cluster} on {first.infra}",
+            "keep the candidates in one place, or write head: here",
+        )
+    if first is not None and choice.head.kind != first.head.kind:
+        return (
+            f"its head would be {choice.head.kind}, that of the first candidate {first.head.kind}",
+            "write head: here or head: cluster",
         )
     if first is not None and choice.hosts != first.hosts:
         other, own = len(first.hosts), len(choice.hosts)
@@ -167,6 +180,11 @@ def rehearsal(job: JobSpec, hosts: int) -> Launchable:
             "lighthouse: TorchFT's knows no authentication, and hosts reach theirs over TLS",
             hint="leave lighthouse out, or --hosts",
         )
+    if job.head == "api-server":
+        raise ConfigError(
+            "head: api-server: SkyPilot's API server runs no process of a run's own",
+            hint="write head: cluster, or leave it out",
+        )
     if any(candidate.accelerator for candidate in job.resources.candidates()):
         raise ConfigError(
             "--hosts rehearses hosts on this machine, and each would count its GPUs from 0",
@@ -181,7 +199,9 @@ def rehearsal(job: JobSpec, hosts: int) -> Launchable:
         image=None,
         hosts=host_sets(job.name, replicas=job.replicas, shape=shape, spare=job.recovery.spare),
         reachability="one host",
-        head=Head(kind="here"),
+        head=Head(kind="cluster", cluster=f"{job.name}-head", own=True)
+        if job.head == "cluster"
+        else Head(kind="here"),
         usd_per_hour=0.0,
         price_day=None,
         price_source=None,
@@ -195,7 +215,7 @@ def plan_remote(
     local: LocalPlan,
     chosen: Launchable,
     *,
-    address: str,
+    address: str | None,
     authority: Mapping[str, Any],
     identities: Mapping[str, Mapping[str, str]],
     shipment: Shipment | None,
@@ -205,54 +225,90 @@ def plan_remote(
     Args:
         local: The same job as a run of this machine, whose only host is called ``head``.
         chosen: What is launched.
-        address: Where hosts dial the head: an address of this machine.
+        address: Where hosts dial the head: an address of this machine. None: the head is a cluster.
         authority: The run's own, which issues each host its certificate. Secret.
         identities: Certificates of ``agent`` (the head's), ``controller`` and ``lighthouse``. Secret.
         shipment: What each host gets; None where hosts are of this machine.
+
+    Raises:
+        ConfigError: What the head would have to be told is too long.
     """
     provider = "local" if shipment is None else "skypilot"
     choices = chosen.choices
     if shipment is not None:
         choices = tuple(_brought(choice, shipment, local.run_dir) for choice in choices)
-    files = dict(local.files)
-    private = {**files["private.json"], "authority": dict(authority), "identities": dict(identities)}
-    if provider != "local":
-        # What was exported here says nothing about another machine; SkyPilot, which is here, has to have it.
-        private |= {"base_env": {}, "shell_env": private["base_env"]}
-    config = files["controller.json"]
-    placed = [{"name": HEAD, "groups": [], "provisioned": False}]
-    placed += [
-        {"name": host.cluster, "groups": list(host.groups), "provisioned": True} for host in chosen.hosts
-    ]
-    files |= {
-        "private.json": private,
-        "lighthouse.json": _lighthouse(files["lighthouse.json"], address),
-        "controller.json": {
-            **config,
-            "host": HEAD,
-            "hosts": placed,
-            "tls": True,
-            "choices": len(choices),
-        },
-        "provisioner.json": {
-            **{key: config[key] for key in ("run_id", "run_dir", "private", "sockets", "job")},
-            "provider": provider,
-            "choices": [choice.to_json() for choice in choices],
-            "ship": None if shipment is None else shipment.to_json(local.run_dir),
-            "autodown_minutes": IDLE_MINUTES,
-        },
-        "agent.json": _agent(files["agent.json"], local.run_dir, address),
-    }
+    private = {**local.files["private.json"], "authority": dict(authority), "identities": dict(identities)}
+    hosts = [{"name": host.cluster, "groups": list(host.groups)} for host in chosen.hosts]
     names = [host.cluster for host in chosen.hosts]
     run_json = {**local.run_json, "infra": choices[0].infra, "provider": provider, "hosts": names}
+    config = local.files["controller.json"]
+    provisioner = {
+        **{key: config[key] for key in ("run_id", "run_dir", "private", "sockets", "job")},
+        "provider": provider,
+        "choices": [choice.to_json() for choice in choices],
+        "ship": None if shipment is None else shipment.to_json(local.run_dir),
+        "autodown_minutes": IDLE_MINUTES,
+    }
+    if address is None:
+        away = _away(local, chosen, hosts, provider, private)
+        # What was exported here says nothing about another machine; SkyPilot, which is here, has to have it.
+        private |= {"base_env": {}, "shell_env": private["base_env"]}
+        files: dict[str, Any] = {
+            "job.json": local.files["job.json"],
+            "private.json": private,
+            "controller.json": {"injections": config["injections"], "hosts": hosts},
+            "provisioner.json": {**provisioner, "head": {"cluster": away.cluster, "told": dict(away.told)}},
+        }
+        argv = _provisioner_argv(local)
+        run_json = {**run_json, "head": away.cluster, "python": argv[0]}
+    else:
+        if provider != "local":
+            private |= {"base_env": {}, "shell_env": private["base_env"]}
+        files = head_files(local, hosts=hosts, choices=len(choices), address=address)
+        services = [*files["agent.json"]["services"], _provisioner(local)]
+        files["agent.json"] = {**files["agent.json"], "services": services}
+        files |= {"private.json": private, "provisioner.json": provisioner}
+        argv = list(local.agent_argv)
+    head = dataclasses.replace(local, files=files, run_json=run_json, agent_argv=argv)
     return RemotePlan(
-        head=dataclasses.replace(local, files=files, run_json=run_json),
+        head=head,
         choices=choices,
         left_out=chosen.left_out,
         provider=provider,
         address=address,
         shipment=shipment,
     )
+
+
+def _away(
+    local: LocalPlan,
+    chosen: Launchable,
+    hosts: list[dict[str, Any]],
+    provider: str,
+    private: Mapping[str, Any],
+) -> Away:
+    """What the head is told, where it is a cluster."""
+    config, run_json = local.files["controller.json"], local.run_json
+    told = {
+        "run_id": local.run_id,
+        "version": run_json["version"],
+        "head": {
+            "job": dict(local.files["job.json"]),
+            "infra": chosen.choices[0].infra,
+            "hosts": hosts,
+            "choices": len(chosen.choices),
+            "injections": list(config["injections"]),
+            "collect_s": COLLECT_S,
+            "address": LOOPBACK if provider == "local" else None,
+        },
+    }
+    cluster = chosen.choices[0].head.cluster
+    if cluster is None:
+        raise ConfigError("the plan names no cluster for the head", hint="write head: here")
+    secret = {key: private[key] for key in ("token", "envs", "secrets", "authority", "identities")}
+    away = Away(cluster=cluster, told=told, secret=secret)
+    away.check()
+    return away
 
 
 def _brought(choice: Choice, shipment: Shipment, run_dir: Path) -> Choice:
@@ -264,7 +320,7 @@ def _brought(choice: Choice, shipment: Shipment, run_dir: Path) -> Choice:
                     task,
                     ship_id=shipment.wheel.ship_id,
                     files=shipment.files_of(run_dir),
-                    workdir=shipment.workdir_of(run_dir),
+                    workdir=None if cluster == choice.head.cluster else shipment.workdir_of(run_dir),
                 )
             ),
         )
@@ -273,33 +329,17 @@ def _brought(choice: Choice, shipment: Shipment, run_dir: Path) -> Choice:
     return dataclasses.replace(choice, tasks=tasks)
 
 
-def _any_port(address: str) -> str:
-    return f"[{address}]:0" if ":" in address else f"{address}:0"
-
-
-def _lighthouse(config: Mapping[str, Any], address: str) -> dict[str, Any]:
-    """Hosts reach its port, the control channel and the stores; the head's own go on using the unix socket."""
+def _provisioner(local: LocalPlan) -> dict[str, Any]:
+    """The service that brings hosts up, where the head is here."""
+    like = local.files["agent.json"]["services"][-1]
     return {
-        **config,
-        "tls": True,
-        "control": [f"unix:{config['sockets']['lighthouse']}", f"tls:{_any_port(address)}"],
-        "address": address,
+        **like,
+        "name": "provisioner",
+        "argv": _provisioner_argv(local),
+        "log": str(local.run_dir / "provisioner.log"),
+        "pid_file": str(local.run_dir / "provisioner.pid"),
     }
 
 
-def _agent(config: Mapping[str, Any], run_dir: Path, address: str) -> dict[str, Any]:
-    """The head's agent: its services listen where hosts reach them, and one more of them brings the hosts up."""
-    port = _any_port(address)
-    listens: Mapping[str, str | Sequence[str]] = {"lighthouse": [port, port], "controller": port}
-    services = [{**service, "listen": listens[service["name"]]} for service in config["services"]]
-    like = config["services"][-1]
-    services.append(
-        {
-            **like,
-            "name": "provisioner",
-            "argv": [like["argv"][0], "-m", "sky_monarch.provision", str(run_dir / "provisioner.json")],
-            "log": str(run_dir / "provisioner.log"),
-            "pid_file": str(run_dir / "provisioner.pid"),
-        }
-    )
-    return {**config, "services": services}
+def _provisioner_argv(local: LocalPlan) -> list[str]:
+    return [local.agent_argv[0], "-m", "sky_monarch.provision", str(local.run_dir / "provisioner.json")]

@@ -35,6 +35,7 @@ __all__ = [
     "launched",
     "look_up",
     "result",
+    "ssh",
     "status",
     "tail_logs",
 ]
@@ -387,6 +388,35 @@ def status(names: Sequence[str], *, refresh: bool) -> str:
 def clusters(request_id: str) -> list[Cluster]:
     """What :func:`status` asked for: those that there are."""
     return [_cluster(str(one.name), str(one.status.value), one.handle) for one in result(request_id)]
+
+
+def ssh(cluster: str) -> tuple[str, ...]:
+    """How a cluster is reached by SSH: arguments of ``ssh``. SkyPilot writes what it takes into files of its own.
+
+    Its SDK has no call for that; what its commands do (``sky status``) is asked for, so that whatever a place needs (a
+    proxy through the API server, a container's port) is right.
+
+    Raises:
+        SkyPilotError: The server does not answer, or the cluster is not there.
+    """
+
+    def ask(_sky: Any) -> tuple[str, ...]:
+        from pathlib import Path
+
+        from sky.client.cli import command
+        from sky.utils import cluster_utils
+
+        _need_server()
+        with contextlib.redirect_stdout(io.StringIO()):
+            command._get_cluster_records_and_set_ssh_config([cluster])
+        config = Path(cluster_utils.SSHConfigHelper.ssh_cluster_path.format(cluster)).expanduser()
+        if not config.is_file():
+            raise SkyPilotError(
+                f"SkyPilot says nothing of how {cluster} is reached", classes=("NotReachable",)
+            )
+        return ("-F", str(config), cluster)
+
+    return _within(_CALL_S, ask)
 
 
 def tail_logs(cluster: str, *, lines: int) -> str:

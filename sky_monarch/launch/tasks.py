@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sky_monarch.launch import rocm
-from sky_monarch.launch.bootstrap import RUN, SETUP
+from sky_monarch.launch.bootstrap import HEAD_RUN, HEAD_SETUP, RUN, SETUP
 from sky_monarch.launch.offers import Cloud, Reachability
 from sky_monarch.launch.placement import HostSet
 
@@ -94,6 +94,6 @@ def head_task(cloud: Cloud, cluster: str, infra: str) -> dict[str, Any]:
         "name": cluster,
         "num_nodes": 1,
         "resources": resources,
-        "setup": SETUP,
-        "run": RUN,
+        "setup": HEAD_SETUP,
+        "run": HEAD_RUN,
     }

@@ -10,4 +10,7 @@
 | `host` | one host, by a thread of its own |
 | `watch` | what became of hosts that were up |
 | `provisioner` | all of them, and the controller |
+| `head` | where that is a cluster: it is brought up and taken down |
+| `launcher` | the same for the whole run |
+| `archive` | what is kept of such a run here |
 """

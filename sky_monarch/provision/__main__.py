@@ -1,8 +1,12 @@
-"""``python -m sky_monarch.provision CONFIG.json``: the provisioner, a service of the head's agent."""
+"""``python -m sky_monarch.provision CONFIG.json``: the provisioner, a service of the head's agent.
+
+Where the head is a cluster, it is the launcher: a process on its own, which keeps itself (``sky_monarch.keeper``).
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import sys
@@ -15,13 +19,14 @@ from typing import TextIO, cast
 import structlog
 
 from sky_monarch.errors import ConfigError
+from sky_monarch.keeper import DEFECT, keep
+from sky_monarch.provision.launcher import Launcher
 from sky_monarch.provision.provider import Provider
 from sky_monarch.provision.provisioner import Provisioner
 from sky_monarch.provision.requests import Requests
 from sky_monarch.provision.settings import Settings, load_settings
 
 _log = structlog.get_logger()
-_DEFECT = 70
 
 
 class _Log:
@@ -36,21 +41,11 @@ class _Log:
 
 
 def main(argv: list[str]) -> int:
-    """Provision until SIGTERM.
+    """Provision until SIGTERM, or, as the launcher of a run, until that has ended.
 
     Returns:
         0, 2 for a configuration that cannot be used, 70 for a defect.
     """
-    closing = threading.Event()
-
-    def told(number: int, _frame: FrameType | None) -> None:
-        if number in (signal.SIGTERM, signal.SIGINT):
-            closing.set()
-
-    # A notice that this machine is about to be taken away is for its agent: SIGUSR1 ends nothing here. (Ignored
-    # outright, these signals would be so in the hosts, too.)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, told)
     os.dup2(2, 1)  # what SkyPilot prints is for the log
     structlog.configure(
         processors=[
@@ -69,15 +64,50 @@ def main(argv: list[str]) -> int:
     except ConfigError as error:
         _log.error("cannot start", error=str(error), hint=error.hint)
         return 2
+    if settings.head is None:
+        return _work(settings)
+    if not _only_one(settings.run_dir / "provisioner.lock"):
+        _log.error("cannot start", error="another launcher of this run lives")
+        return 2
+    return keep(lambda: _work(settings), lambda: None)  # the hosts that it started here live on
+
+
+def _only_one(path: Path) -> bool:
+    """Whether this is the only launcher of its run; it stays so until this process and its child have ended."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        return False
+    return True
+
+
+def _work(settings: Settings) -> int:
+    closing = threading.Event()
+
+    def told(number: int, _frame: FrameType | None) -> None:
+        if number in (signal.SIGTERM, signal.SIGINT):
+            closing.set()
+
+    # A notice that this machine is about to be taken away is for its agent: SIGUSR1 ends nothing here. (Ignored
+    # outright, these signals would be so in the hosts, too.)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, told)
     requests = Requests(settings.run_dir / "requests.json")
-    provisioner = Provisioner(settings, _provider(settings, requests, closing), requests, closing)
+    provider = _provider(settings, requests, closing)
+    worker: Provisioner | Launcher
+    if settings.head is None:
+        worker = Provisioner(settings, provider, requests, closing)
+    else:
+        worker = Launcher(settings, settings.head, provider, requests, closing)
     # Not this thread: a signal would wait for the answer to its question.
-    worker = threading.Thread(target=provisioner.run, name="provisioner", daemon=True)
-    worker.start()
+    thread = threading.Thread(target=worker.run, name="provisioner", daemon=True)
+    thread.start()
     _log.info("provisioner runs", pid=os.getpid())
     closing.wait()
-    provisioner.finish()
-    return _DEFECT if provisioner.failed else 0
+    worker.finish()
+    return DEFECT if worker.failed else 0
 
 
 def _provider(settings: Settings, requests: Requests, closing: threading.Event) -> Provider:

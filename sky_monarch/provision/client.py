@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,10 +55,12 @@ class Wanted:
     Attributes:
         version: Of this answer.
         orders: One for each host.
+        ended: The run is over: it is only waited that somebody takes its end.
     """
 
     version: int
     orders: tuple[HostOrder, ...]
+    ended: bool = False
 
 
 class ControllerClient:
@@ -68,13 +70,21 @@ class ControllerClient:
         api: Path of the unix socket.
         token: Secret of the run.
         closing: Set where this process ends: nothing is tried again then.
+        reach: Opens the way to a controller that is on another machine; raises ChannelError where it cannot.
     """
 
-    def __init__(self, api: Path, token: str, closing: threading.Event) -> None:
+    def __init__(
+        self,
+        api: Path,
+        token: str,
+        closing: threading.Event,
+        reach: Callable[[], None] | None = None,
+    ) -> None:
         import httpx
 
         self._api = api
         self._closing = closing
+        self._reach = reach
         self._client = httpx.Client(
             transport=httpx.HTTPTransport(uds=str(api), limits=httpx.Limits(max_keepalive_connections=4)),
             base_url="http://controller",
@@ -96,7 +106,8 @@ class ControllerClient:
         answer = self._ask("GET", "/v1/hosts/wanted", timeout=timeout, params=params)
         try:
             values = answer.json()
-            return Wanted(int(values["version"]), tuple(_order(one) for one in values["hosts"]))
+            orders = tuple(_order(one) for one in values["hosts"])
+            return Wanted(int(values["version"]), orders, bool(values.get("ended")))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ChannelError(f"the controller's answer makes no sense: {error!r}") from error
 
@@ -119,14 +130,73 @@ class ControllerClient:
                 _log.info("a report waits", host=report.get("host"), error=str(error))
             self._closing.wait(backoff.delay_s())
 
-    def _ask(self, method: str, path: str, **options: Any) -> httpx.Response:
+    def status(self) -> dict[str, Any]:
+        """The status of the run.
+
+        Raises:
+            ChannelError: The controller does not answer, or not as it should.
+        """
+        answer = self._ask("GET", "/v1/status")
+        try:
+            found: dict[str, Any] = answer.json()
+            return found
+        except ValueError as error:
+            raise ChannelError(f"the controller's status makes no sense: {error!r}") from error
+
+    def events(self) -> Iterator[str]:
+        """All events so far, a JSON object a line.
+
+        Raises:
+            ChannelError: The controller does not answer, or went away in between.
+        """
         import httpx
 
+        self._knock()
         try:
+            with self._client.stream("GET", "/v1/events", params={"after": "0", "follow": "0"}) as answer:
+                if not answer.is_success:
+                    raise ChannelError(f"the controller answered {answer.status_code} to /v1/events")
+                yield from filter(None, answer.iter_lines())
+        except (OSError, httpx.HTTPError, httpx.StreamError) as error:
+            raise ChannelError(f"the controller went away: {error!r}") from error
+
+    def end(self, *, grace_s: float, reason: str) -> None:
+        """Order the end of the run.
+
+        Raises:
+            ChannelError: It was not taken.
+        """
+        self._ask("POST", "/v1/down", json={"grace_s": grace_s, "reason": reason[:1000]})
+
+    def collected(self) -> None:
+        """Say that all that is to be kept of the run was taken: its head need not wait any more.
+
+        Raises:
+            ChannelError: The controller does not answer.
+        """
+        self._ask("POST", "/v1/collected")
+
+    def _knock(self) -> None:
+        """See that somebody listens.
+
+        Raises:
+            ChannelError: Nobody does.
+        """
+        try:
+            if self._reach is not None:
+                self._reach()
             # httpcore leaves its socket open where connect() fails: it is only asked once somebody listens.
             with socket.socket(socket.AF_UNIX) as probe:
                 probe.settimeout(_CONNECT_S)
                 probe.connect(str(self._api))
+        except OSError as error:
+            raise ChannelError(f"the controller does not answer: {error!r}") from error
+
+    def _ask(self, method: str, path: str, **options: Any) -> httpx.Response:
+        import httpx
+
+        self._knock()
+        try:
             answer = self._client.request(method, path, **options)
         except (OSError, httpx.HTTPError, httpx.StreamError) as error:
             raise ChannelError(f"the controller does not answer: {error!r}") from error

@@ -23,6 +23,7 @@ from typing import Any
 
 import structlog
 
+from sky_monarch.launch.door import Door
 from sky_monarch.launch.environment import agent_environment
 from sky_monarch.launch.folder import write_json
 from sky_monarch.launch.placement import cluster_name
@@ -37,6 +38,7 @@ from sky_monarch.provision.provider import (
     Seen,
     Turn,
     cluster_of,
+    is_head,
     task_of,
 )
 from sky_monarch.provision.tree import Tree
@@ -123,7 +125,8 @@ class LocalProvider:
         # Whoever started it may have been killed before it could write that down.
         if left := Tree(None, life.tree.mark).end(grace_s=0.0):
             raise ProvisionError(f"processes of this very attempt could not be ended: {_pids(left)}")
-        if choice.get("hosts") and cluster_of(choice, order.host) is None:
+        known_here = cluster_of(choice, order.host) is not None or is_head(choice, order.host)
+        if choice.get("hosts") and not known_here:
             raise ProvisionError("the choice has no such host", kind=Kind.REFUSED)
         try:
             self._start(order, task_of(choice, order.host), life)
@@ -200,6 +203,14 @@ class LocalProvider:
         except (OSError, ValueError):
             return ""
 
+    def door(self, cluster: str, attempt: int) -> Door | None:
+        """Its own socket: it is a process of this machine."""
+        try:
+            text = (self._hosts / f"{cluster}-a{attempt}" / "run.json").read_text(encoding="utf-8")
+            return Door(socket=str(json.loads(text)["sockets"]["api"]))
+        except (OSError, ValueError, LookupError, TypeError):
+            return None
+
     def notices(self) -> list[Notice]:
         """Which hosts have ended since the last call: the kernel says so at once, and it is certain."""
         for descriptor, _ in self._poll.poll(0):
@@ -268,7 +279,8 @@ def _tidy(folder: Path) -> None:
     """Remove what an ended host needs no more: its secrets, and the socket of an agent that could not do that."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         agent_socket = Path(json.loads((folder / "agent.json").read_text(encoding="utf-8"))["socket"])
-        agent_socket.unlink(missing_ok=True)
+        for left in agent_socket.parent.glob("*.sock"):  # a head has four
+            left.unlink(missing_ok=True)
         if agent_socket.parent != folder and agent_socket.parent.name.startswith("sky-monarch-"):
             agent_socket.parent.rmdir()
     for name in ("private.json", _STATE):

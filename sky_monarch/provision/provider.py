@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from sky_monarch.errors import LaunchError
+from sky_monarch.launch.door import Door
 from sky_monarch.launch.placement import cluster_name
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Superseded",
     "Turn",
     "cluster_of",
+    "is_head",
     "task_of",
 ]
 
@@ -207,6 +209,14 @@ class Provider(Protocol):
         """The last lines of what its task printed; empty where there are none, or nobody can tell."""
         ...
 
+    def door(self, cluster: str, attempt: int) -> Door | None:
+        """How the API of a head on this cluster is reached from here; None while nothing of it is there.
+
+        Raises:
+            ProvisionError: Nobody can say.
+        """
+        ...
+
     def notices(self) -> list[Notice]:
         """What it has learnt unasked since the last call; empty for a provider that never does."""
         ...
@@ -223,6 +233,12 @@ def task_of(choice: Mapping[str, Any], cluster: str) -> Mapping[str, Any] | None
             task: Mapping[str, Any] = entry["task"]
             return task
     return None
+
+
+def is_head(choice: Mapping[str, Any], cluster: str) -> bool:
+    """Whether a cluster is the head of the run in a choice of the plan."""
+    head = choice.get("head") or {}
+    return bool(head.get("own")) and head.get("cluster") == cluster
 
 
 def cluster_of(choice: Mapping[str, Any], host: str) -> Mapping[str, Any] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 import structlog
 
@@ -23,6 +24,7 @@ __all__ = ["Provisioner"]
 
 _log = structlog.get_logger()
 _CLOSE_S = 5.0
+_ENDED_S = 1.0
 
 
 class Provisioner:
@@ -34,6 +36,11 @@ class Provisioner:
         requests: What was asked of it.
         closing: Set, from a signal handler or another thread, where it is to end: clusters stay as they are then, and
             so do requests that are under way.
+        reach: Opens the way to a head that is a cluster.
+
+    Attributes:
+        over: Set where the controller says that the run has ended.
+        head_gone: Why the head, which is a cluster, is not there any more; None while nobody says so.
     """
 
     def __init__(
@@ -42,12 +49,17 @@ class Provisioner:
         provider: Provider,
         requests: Requests,
         closing: threading.Event | None = None,
+        *,
+        reach: Callable[[], None] | None = None,
     ) -> None:
         self.closing = closing or threading.Event()
+        self.over = threading.Event()
+        self.head_gone: str | None = None
         self._settings = settings
+        self._head = None if settings.head is None else settings.head.cluster
         self._shared = Shared(
             provider=provider,
-            controller=ControllerClient(settings.api, settings.token, self.closing),
+            controller=ControllerClient(settings.api, settings.token, self.closing, reach),
             requests=requests,
             candidates=_candidates(settings, requests),
             choices=settings.choices,
@@ -64,6 +76,11 @@ class Provisioner:
     def failed(self) -> bool:
         """Whether a defect of ours ended it."""
         return self._shared.defect.is_set()
+
+    @property
+    def controller(self) -> ControllerClient:
+        """Whom it asks and reports to."""
+        return self._shared.controller
 
     def run(self) -> None:
         """Work until it is closed."""
@@ -99,12 +116,19 @@ class Provisioner:
                 self._want(order)
             doubted = {order.host: order.attempt for order in wanted.orders if order.doubted}
             self._watch.doubt(doubted)
+            if wanted.ended:  # an answer that comes at once, each time
+                self.over.set()
+                self.closing.wait(_ENDED_S)
             # Of another process of us, and not wanted any more: nobody would hear what it finds.
             if (scout := self._shared.candidates.scout) is not None and scout not in self._hosts:
                 self._shared.gone(scout)
 
-    def finish(self) -> None:
-        """Wait for the threads, within a limit: they may be in the middle of a question to a provider."""
+    def finish(self, *, close: bool = True) -> None:
+        """Wait for the threads, within a limit: they may be in the middle of a question to a provider.
+
+        Args:
+            close: Also let go of the provider.
+        """
         deadline = time.monotonic() + _CLOSE_S
         for host in self._hosts.values():
             host.close(0.0)
@@ -119,7 +143,7 @@ class Provisioner:
             left.append("clusters that go")
         if left:
             _log.info("left in the middle of something", hosts=left)
-        else:
+        elif close:
             self._shared.controller.close()
             self._shared.provider.close()
 
@@ -137,13 +161,16 @@ class Provisioner:
     def _up(self) -> dict[str, int]:
         """Which hosts are up, and their attempts."""
         found = {}
-        for name in self._hosts:
+        for name in filter(None, (*self._hosts, self._head)):
             record = self._shared.requests.get(name)
             if record is not None and record.phase is Phase.UP:
                 found[name] = record.attempt
         return found
 
     def _ended(self, name: str, attempt: int, reason: str) -> None:
+        if name == self._head:
+            self.head_gone = self.head_gone or reason
+            return
         with self._shared.lock:
             host = self._hosts.get(name)
             if host is None:  # nobody has said yet that it is wanted

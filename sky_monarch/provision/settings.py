@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sky_monarch.errors import ConfigError
+from sky_monarch.launch.head import Away
 
 __all__ = ["Limits", "Settings", "load_settings"]
 
@@ -34,6 +35,9 @@ class Limits:
         wait_s: Of one question to the controller.
         down_s: Longest for a host to be taken down, before that is reported as failed.
         down_again_s: Before that is tried again.
+        head_s: For a head that is up to answer for the first time.
+        unreached_s: For a head to take the order to end, before the run is ended without it.
+        end_s: For a head to end its run in order, beyond the grace time.
     """
 
     launches: int = 8
@@ -50,6 +54,9 @@ class Limits:
     wait_s: float = 10.0
     down_s: float = 540.0
     down_again_s: float = 60.0
+    head_s: float = 900.0
+    unreached_s: float = 20.0
+    end_s: float = 720.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +75,7 @@ class Settings:
         choices: Candidates in order, :meth:`Choice.to_json` each.
         autodown_minutes: A cluster on which nothing runs for so long ends itself; None: as its task says.
         limits: Bounds.
+        head: The head, where that is a cluster; None where it is this machine.
     """
 
     run_id: str
@@ -81,6 +89,7 @@ class Settings:
     choices: tuple[Mapping[str, Any], ...] = ()
     autodown_minutes: int | None = None
     limits: Limits = field(default_factory=Limits)
+    head: Away | None = None
 
 
 def load_settings(path: Path) -> Settings:
@@ -123,7 +132,21 @@ def load_settings(path: Path) -> Settings:
         choices=tuple(choices),
         autodown_minutes=autodown,
         limits=_limits(config, path),
+        head=_head(config, private, path),
     )
+
+
+def _head(config: Mapping[str, Any], private: Mapping[str, Any], path: Path) -> Away | None:
+    head = config.get("head")
+    if head is None:
+        return None
+    run = _read(path.with_name("run.json"))
+    try:
+        told = {**head["told"], "head": {**head["told"]["head"], "created_ms": int(run["created_ms"])}}
+        secret = {key: private[key] for key in ("token", "envs", "secrets", "authority", "identities")}
+        return Away(cluster=str(head["cluster"]), told=told, secret=secret)
+    except (LookupError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path}: head makes no sense ({type(error).__name__})") from None
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -7,6 +7,8 @@ requests says whether it had asked.
 
 from __future__ import annotations
 
+import json
+import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -15,6 +17,7 @@ from typing import Any, Protocol
 import structlog
 
 from sky_monarch.launch import skypilot
+from sky_monarch.launch.door import Door
 from sky_monarch.launch.placement import attempt_of
 from sky_monarch.launch.skypilot import Cluster, SkyPilotError
 from sky_monarch.provision.classify import Failure, classify, plain
@@ -28,6 +31,7 @@ from sky_monarch.provision.provider import (
     Seen,
     Superseded,
     Turn,
+    cluster_of,
     task_of,
 )
 from sky_monarch.provision.requests import Record, Requests
@@ -40,6 +44,7 @@ _POLL_S = 2.0
 _DOWN_S = 300.0
 _CANCEL_S = 60.0
 _STATUS_S = 120.0
+_SSH_S = 60.0
 #: An API server that does not answer for so long is away: it takes 9 s to start, and half a minute on a busy machine.
 _SERVER_S = 300.0
 #: The clocks of a remote API server and of this machine differ.
@@ -88,6 +93,10 @@ class Sdk(Protocol):
 
     def tail_logs(self, cluster: str, *, lines: int) -> str:
         """The end of what a cluster's newest job printed."""
+        ...
+
+    def ssh(self, cluster: str) -> tuple[str, ...]:
+        """How a cluster is reached by SSH: arguments of ``ssh``."""
         ...
 
 
@@ -146,7 +155,9 @@ class SkyPilotProvider:
                 self._requests.change(order.host, request_id=None, asked_ms=None)
             raise _translated(error) from error
         hosts = max(1, sum(int(one.get("nodes", 1)) for one in choice.get("hosts") or ()))
-        planned = choice.get("usd_per_hour")
+        planned = (
+            choice.get("usd_per_hour") if cluster_of(choice, order.host) else None
+        )  # else it is the head
         share = None if planned is None else planned / hosts
         return Launched(
             place=cluster.place,
@@ -234,6 +245,29 @@ class SkyPilotProvider:
             return self._sdk.tail_logs(cluster, lines=lines)
         except SkyPilotError:
             return ""
+
+    def door(self, cluster: str, attempt: int) -> Door | None:
+        """By SSH. Where its API's socket is stands in its ``run.json``, which is there once it has begun."""
+        try:
+            ssh = self._sdk.ssh(cluster)
+        except SkyPilotError as error:
+            raise _translated(error) from error
+        path = f"$HOME/.sky-monarch/runs/{self._settings.run_id}/{cluster}-a{attempt}/run.json"
+        argv = ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15", *ssh, f'cat "{path}"']
+        try:
+            done = subprocess.run(
+                argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SSH_S, check=False, text=True
+            )
+            if done.returncode == 1:  # of cat: there is no such file yet
+                return None
+            if done.returncode:
+                said = done.stderr.strip().splitlines()
+                why = said[-1] if said else f"exit code {done.returncode}"
+                raise ProvisionError(f"{cluster} cannot be reached by SSH: {plain(why)}")
+            return Door(socket=str(json.loads(done.stdout)["sockets"]["api"]), ssh=ssh)
+        except (OSError, subprocess.TimeoutExpired, ValueError, LookupError, TypeError) as error:
+            text = plain(str(error)) or type(error).__name__
+            raise ProvisionError(f"{cluster} cannot be reached by SSH: {text}") from error
 
     def notices(self) -> list[Notice]:
         """None: SkyPilot 0.14 says nothing unasked."""

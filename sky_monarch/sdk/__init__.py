@@ -102,6 +102,7 @@ def up(
     secret: Mapping[str, str | None] | None = None,
     inject: Iterable[str] = (),
     hosts: int | None = None,
+    head: str | None = None,
     head_address: str | None = None,
     spare: int | None = None,
     detach: bool = True,
@@ -121,6 +122,7 @@ def up(
         secret: The same for ``secrets``.
         inject: Faults to rehearse, such as ``kill:replica=1,rank=0,step=30``.
         hosts: Rehearse so many hosts: each is an agent of this machine.
+        head: ``here``, ``cluster`` or ``api-server``, in place of the job's.
         head_address: Address of this machine that hosts dial; None: that of its route to others.
         spare: Hosts kept ready for those that are lost; None: as many as the job says.
         detach: Return at once; with False wait for the end, which must be a success. Where the waiting is
@@ -133,7 +135,7 @@ def up(
         LaunchError: It did not come up; what had started was ended. Or SkyPilot is not installed.
         RunFailedError: With ``detach=False``: it ended badly (as do SetupError and SupervisionError).
     """
-    options = {"name": name, "env": env, "secret": secret, "inject": inject, "spare": spare}
+    options = {"name": name, "env": env, "secret": secret, "inject": inject, "head": head, "spare": spare}
     run = _up.launch_job(job, timeout_s=timeout_s, hosts=hosts, address=head_address, **options)
     if not detach:
         run.wait().check()

@@ -11,12 +11,23 @@ from typing import TYPE_CHECKING, Any
 from sky_monarch import errors
 from sky_monarch.launch.folder import Phase, RunFolder
 from sky_monarch.sdk._archive import Selection, log_lines
-from sky_monarch.sdk.types import Event, LogLine
+from sky_monarch.sdk.types import Event, LogLine, RunStatus
 
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["BASE_URL", "EventCursor", "LogCursor", "Patience", "failure", "headers", "timeout", "transient"]
+__all__ = [
+    "BASE_URL",
+    "EventCursor",
+    "LogCursor",
+    "Patience",
+    "failure",
+    "headers",
+    "reach",
+    "status_of",
+    "timeout",
+    "transient",
+]
 
 #: The host is only a name: the transport is a unix socket.
 BASE_URL = "http://controller"
@@ -36,6 +47,28 @@ def headers(folder: RunFolder) -> dict[str, str]:
     """Authorization of this run."""
     token = folder.token
     return {"Authorization": f"Bearer {token}"} if token else {}
+
+
+def reach(folder: RunFolder) -> None:
+    """Have the controller answer at the run's socket, where it is on another machine. It may take seconds then.
+
+    Raises:
+        Interrupted: That machine cannot be reached now.
+    """
+    if folder.head is None:
+        return
+    from sky_monarch.launch.door import open_door
+
+    try:
+        open_door(folder)
+    except errors.ChannelError as error:
+        raise Interrupted(str(error), hint=error.hint) from error
+
+
+def status_of(folder: RunFolder, body: bytes) -> RunStatus:
+    """The status that a controller answered with. Its folder is the one here, wherever the controller has its own."""
+    values = json.loads(body)
+    return RunStatus.from_json({**values, "run_dir": str(folder.path)} if folder.head else values)
 
 
 def timeout(path: str = "", *, follow: bool = False) -> httpx.Timeout:
@@ -100,9 +133,16 @@ class Patience:
         self._since = now if self._since is None else self._since
         if now - self._since > self._limit_s:
             why = f": {error}" if error is not None and str(error) else ""
+            where, hint = "", f"its log is {self._folder.path / 'controller.log'}"
+            if (head := self._folder.head) is not None:
+                where, name = f", on the cluster {head},", self._folder.name
+                hint = (
+                    f"`sky-monarch attach {name}` starts its launcher, which finds out what became of the head; "
+                    f"`sky-monarch down {name}` ends the run, its hosts and its head"
+                )
             raise errors.ChannelTimeoutError(
-                f"the controller of {self._folder.run_id} has not answered for {self._limit_s:.0f} s{why}",
-                hint=f"its log is {self._folder.path / 'controller.log'}",
+                f"the controller of {self._folder.run_id}{where} has not answered for {self._limit_s:.0f} s{why}",
+                hint=hint,
             ) from error
         delay_s, self._delay_s = self._delay_s, min(1.0, self._delay_s * 2)
         return delay_s

@@ -108,6 +108,8 @@ def status(folder: RunFolder) -> RunStatus | None:
     known = _known(folder)
     if phase is Phase.LAUNCHING:
         reason = f"being launched by pid {info.get('launcher_pid')}"
+        if folder.head is not None and (launcher := folder.agent()) is not None:
+            reason = f"its head, the cluster {folder.head}, is being launched by pid {launcher.pid}"
         return RunStatus.from_json({**known, "state": "PENDING", "reason": reason})
     what = "its agent is gone and left no final status"
     if phase is Phase.ENDED:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sky_monarch.errors import ConfigError, LaunchError
-from sky_monarch.launch import local
+from sky_monarch.launch import away, local
 from sky_monarch.launch.address import LOOPBACK, head_address
 from sky_monarch.launch.cluster_plan import ClusterPlan, plan_clusters
 from sky_monarch.launch.environment import caller_value, job_environment, state_dir
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Job",
+    "headed",
     "launch_job",
     "launch_plan",
     "plan_anywhere",
@@ -217,6 +218,7 @@ def plan_run(
     secret: Mapping[str, str | None] | None = None,
     inject: Iterable[str] = (),
     hosts: int | None = None,
+    head: str | None = None,
     address: str | None = None,
     spare: int | None = None,
 ) -> LocalPlan | RemotePlan:
@@ -229,26 +231,40 @@ def plan_run(
         secret: On top of its ``secrets``.
         inject: Faults to rehearse.
         hosts: Rehearse that many hosts on this machine.
+        head: Where the head is, in place of the job's own word.
+        address: Where hosts dial a head that is here; by default loopback for a rehearsal, else that of the default
+            route.
         spare: Hosts kept ready for those that are lost; by default as many as the job says.
-        address: Where hosts dial the head; by default loopback for a rehearsal, else that of the default route.
 
     Raises:
         ConfigError: The job, an override or an injection cannot be used, or this version does not launch there.
         LaunchError: There is nothing to ship to the hosts, or SkyPilot is not installed.
     """
-    spec = _prepared(job, name=name, env=env, secret=secret, spare=spare)
+    spec = headed(_prepared(job, name=name, env=env, secret=secret, spare=spare), head)
     if spec.places() == ("local",) and hosts is None:
         if spec.recovery.spare:
             raise ConfigError(
                 "recovery.spare: a run of this machine alone has no hosts that could be lost",
                 hint="leave it out, or rehearse hosts here: up --hosts N",
             )
+        if spec.head in ("cluster", "api-server"):
+            raise ConfigError(
+                f"head: {spec.head}: a run of this machine alone has its head here",
+                hint="leave head out; --hosts N rehearses hosts, and a head that is a cluster",
+            )
         if address is not None:
             raise ConfigError("--head-address: nobody dials the head of a run of this machine alone")
         return _plan_here(spec, inject)
     chosen = launchable(spec, plan_clusters(spec)) if hosts is None else rehearsal(spec, hosts)
     plan = _plan_here(spec, inject, host=HEAD)
-    dialled = LOOPBACK if hosts is not None and address is None else head_address(address)
+    dialled: str | None = None
+    if chosen.choices[0].head.kind == "here":
+        dialled = LOOPBACK if hosts is not None and address is None else head_address(address)
+    elif address is not None:
+        raise ConfigError(
+            f"--head-address: the head is the cluster {chosen.choices[0].head.cluster}, which knows its own address",
+            hint="leave it out, or write head: here",
+        )
     shipment = None
     if hosts is None:
         _require_skypilot()
@@ -257,6 +273,26 @@ def plan_run(
     return plan_remote(
         plan, chosen, address=dialled, authority=authority, identities=identities, shipment=shipment
     )
+
+
+def headed(spec: JobSpec, head: str | None) -> JobSpec:
+    """The job with its head somewhere else.
+
+    Raises:
+        ConfigError: That is no place for one.
+    """
+    if head is None:
+        return spec
+    from pydantic import TypeAdapter, ValidationError
+
+    from sky_monarch.config.fields import Head
+
+    try:
+        place = TypeAdapter(Head).validate_python(head)
+    except ValidationError as error:
+        message = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
+        raise ConfigError(f"--head {head}: {message}", hint="here, cluster or api-server") from None
+    return spec.model_copy(update={"head": place})
 
 
 def _require_skypilot() -> None:
@@ -313,6 +349,7 @@ def launch_plan(planned: LocalPlan | RemotePlan, *, timeout_s: float) -> Run:
         ready=lambda _: run.answers(),
         deadline_s=timeout_s,
         prepare=None if shipment is None else shipment.stage,
+        undo=away.undo if isinstance(planned, RemotePlan) and planned.address is None else None,
     )
     return run
 
@@ -320,9 +357,14 @@ def launch_plan(planned: LocalPlan | RemotePlan, *, timeout_s: float) -> Run:
 def _lost(plan: LocalPlan) -> Run | None:
     """The newest run of that name, where it was lost and is of the same job."""
     named = [folder for folder in list_runs(plan.state) if folder.name == plan.name]
-    if not named or named[-1].phase() is not Phase.LOST or not named[-1].resumable:
+    if not named or not named[-1].resumable:
         return None
     folder = named[-1]
+    waits = (
+        folder.head is not None and folder.phase() is Phase.LIVE and folder.agent() is None
+    )  # for its launcher
+    if folder.phase() is not Phase.LOST and not waits:
+        return None
     try:
         files = {name: json.loads((folder.path / name).read_bytes()) for name in _SAME}
     except (OSError, ValueError):

@@ -73,6 +73,10 @@ class AsyncRun(AbstractAsyncContextManager["AsyncRun"]):
             )
         return self._client
 
+    async def _reach(self) -> None:
+        if self._folder.head is not None:
+            await asyncio.to_thread(_api.reach, self._folder)
+
     def _streams(self, *, follow: bool) -> bool:
         phase = self._folder.phase()
         return phase is Phase.LIVE or (follow and phase is Phase.LAUNCHING)
@@ -88,10 +92,11 @@ class AsyncRun(AbstractAsyncContextManager["AsyncRun"]):
             if (known := _archive.status(self._folder)) is not None:
                 return known
             try:
+                await self._reach()
                 response = await self._http().get("/v1/status")
                 if response.status_code != 200:
                     raise _api.failure(response.status_code, response.content)
-                return RunStatus.from_json(response.json())
+                return _api.status_of(self._folder, response.content)
             except _api.transient() as error:
                 await asyncio.sleep(patience.delay_s(error))
 
@@ -166,6 +171,7 @@ class AsyncRun(AbstractAsyncContextManager["AsyncRun"]):
 
     async def _stream(self, path: str, query: dict[str, str], *, follow: bool) -> AsyncIterator[str]:
         timeout = _api.timeout(path, follow=follow)
+        await self._reach()
         async with self._http().stream("GET", path, params=query, timeout=timeout) as response:
             if response.status_code != 200:
                 raise _api.failure(response.status_code, await response.aread())
@@ -191,6 +197,7 @@ async def up(
     secret: Mapping[str, str | None] | None = None,
     inject: Iterable[str] = (),
     hosts: int | None = None,
+    head: str | None = None,
     head_address: str | None = None,
     spare: int | None = None,
     timeout_s: float = 60.0,
@@ -203,7 +210,7 @@ async def up(
         LaunchError: It did not come up; what had started was ended.
     """
     options: dict[str, Any] = {"name": name, "env": env, "secret": secret, "inject": inject}
-    options |= {"hosts": hosts, "address": head_address, "spare": spare}
+    options |= {"hosts": hosts, "head": head, "address": head_address, "spare": spare}
     work = functools.partial(_up.launch_job, job, timeout_s=timeout_s, **options)
     with await asyncio.to_thread(work) as run:
         return AsyncRun(run.folder)

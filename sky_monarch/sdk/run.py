@@ -8,8 +8,14 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Self
 
-from sky_monarch.errors import ChannelTimeoutError, LaunchError, SkyMonarchError, SystemCallError
-from sky_monarch.launch import local
+from sky_monarch.errors import (
+    ChannelError,
+    ChannelTimeoutError,
+    LaunchError,
+    SkyMonarchError,
+    SystemCallError,
+)
+from sky_monarch.launch import away, local
 from sky_monarch.launch.folder import Phase, RunFolder
 from sky_monarch.launch.placement import cluster_name
 from sky_monarch.launch.process import carrying
@@ -27,6 +33,8 @@ _POLL_S = 0.1
 _DOWN_MARGIN_S = 20.0
 #: With hosts: the controller gives them ten minutes to be gone, and then ends all the same.
 _HOSTS_MARGIN_S = 660.0
+#: The launcher waits for the head as long as that does for its hosts, then ends them from outside, and the head.
+_AWAY_MARGIN_S = 2400.0
 _ORDER_S = 3.0
 _TELL_EVERY_S = 1.0
 
@@ -96,6 +104,10 @@ class Run(AbstractContextManager["Run"]):
         """Whether the controller answers right now (one attempt, 2 s at most)."""
         import httpx
 
+        try:
+            _api.reach(self._folder)
+        except ChannelError:
+            return False
         if not self._folder.api.exists():
             return False
         try:
@@ -107,7 +119,8 @@ class Run(AbstractContextManager["Run"]):
         """Take a lost run up again: its agent and the agent's keeper were killed, and its ranks with them.
 
         It goes on under its id, with its journal and its budgets; each group starts again, which costs it a
-        restart, from the last checkpoint where it saves some. What had ended by then stays so.
+        restart, from the last checkpoint where it saves some. What had ended by then stays so. Of a run whose head
+        is a cluster it is the launcher that is started again, and nothing else of it had stopped.
 
         Args:
             timeout_s: Longest wait for the controller to answer.
@@ -119,6 +132,10 @@ class Run(AbstractContextManager["Run"]):
             LaunchError: It cannot be taken up again.
             RunExistsError: Another live run has its name.
         """
+        if self._folder.head is not None:
+            self._need_server()
+            self.resumed = away.resume(self._folder, ready=lambda _: self.answers(), deadline_s=timeout_s)
+            return self.resumed
         if self._folder.phase() is Phase.LOST:
             self.resumed = local.resume(self._folder, ready=lambda _: self.answers(), deadline_s=timeout_s)
             return self.resumed
@@ -138,10 +155,11 @@ class Run(AbstractContextManager["Run"]):
             if (known := _archive.status(self._folder)) is not None:
                 return known
             try:
+                _api.reach(self._folder)
                 response = self._http().get("/v1/status")
                 if response.status_code != 200:
                     raise _api.failure(response.status_code, response.content)
-                return RunStatus.from_json(response.json())
+                return _api.status_of(self._folder, response.content)
             except _api.transient() as error:
                 time.sleep(patience.delay_s(error))
 
@@ -269,6 +287,7 @@ class Run(AbstractContextManager["Run"]):
         sent = 0
         while self._folder.phase() is Phase.LIVE:
             try:
+                _api.reach(self._folder)
                 with self._http().stream("GET", "/v1/logs/raw", params=selection.query()) as response:
                     if response.status_code != 200:
                         raise _api.failure(response.status_code, response.read())
@@ -285,6 +304,7 @@ class Run(AbstractContextManager["Run"]):
 
     def _stream(self, path: str, query: dict[str, str], *, follow: bool) -> Iterator[str]:
         timeout = _api.timeout(path, follow=follow)
+        _api.reach(self._folder)
         with self._http().stream("GET", path, params=query, timeout=timeout) as response:
             if response.status_code != 200:
                 raise _api.failure(response.status_code, response.read())
@@ -303,6 +323,8 @@ class Run(AbstractContextManager["Run"]):
             for host in left
             if host not in dict(asked)
         ]
+        if (head := self._folder.head) and (head not in known or known[head].phase != "DOWN"):
+            names.append(head)
         return tuple(sorted(dict.fromkeys(names)))
 
     def down(
@@ -331,6 +353,8 @@ class Run(AbstractContextManager["Run"]):
         if self._folder.phase() is Phase.LOST:
             lost = "its agent died" if self._folder.agent() is None else "its folder was removed"
             state, code, why = "FAILED", 1, f"{lost}; what was left was ended by down"
+        if self._folder.head is not None and not purge:
+            return self._end_away(grace_s, reason, told)
         if purge:
             why = f"{reason} --purge: its hosts were not waited for"
         elif self.hosts:
@@ -343,6 +367,36 @@ class Run(AbstractContextManager["Run"]):
             raise SystemCallError(f"these processes of {self.run_id} could not be ended: {pids}")
         final = local.finish(self._folder, state=state, reason=why, exit_code=code)
         return _archive.final_status(self._folder, final)
+
+    def _need_server(self) -> None:
+        """Have SkyPilot's API server, where a launcher is about to be started: it starts none itself."""
+        folder = self._folder
+        if folder.provider == "skypilot" and folder.phase() is not Phase.ENDED and folder.agent() is None:
+            from sky_monarch.launch import skypilot
+
+            skypilot.ensure_server()
+
+    def _end_away(self, grace_s: float, reason: str, told: Callable[[RunStatus], None] | None) -> RunStatus:
+        """Have the launcher end the run, its hosts and last of all its head."""
+        self._need_server()
+
+        def tell() -> None:
+            with contextlib.suppress(SkyMonarchError):
+                if told is not None and self._folder.phase() is Phase.LIVE:
+                    told(self.status(patience_s=1.0))
+
+        limit_s = grace_s + _AWAY_MARGIN_S
+        if not away.end(self._folder, reason=reason, grace_s=grace_s, limit_s=limit_s, told=tell):
+            raise ChannelTimeoutError(
+                f"{self.run_id} has not ended within {limit_s:.0f} s; its launcher goes on trying",
+                hint=f"its log is {self._folder.path / 'provisioner.log'}; `sky-monarch down --purge {self.name}` "
+                "ends what is here, and says what may still bill",
+            )
+        if left := local.reap(self._folder, grace_s=grace_s):
+            pids = ", ".join(str(process.pid) for process in left)
+            raise SystemCallError(f"these processes of {self.run_id} could not be ended: {pids}")
+        self._folder.settle()
+        return self.status()
 
     def _end_with_hosts(self, grace_s: float, reason: str, told: Callable[[RunStatus], None] | None) -> None:
         """Have the run's own controller take its hosts down: nobody else knows which of them there are."""

@@ -185,3 +185,49 @@ def test_output_of_the_others_is_followed_while_a_host_is_away(world: Launched) 
     reading.start()
     first.serve(lambda: not reading.is_alive())
     assert [line.get("line", line) for line in lines] == ["of the first"]
+
+
+def test_a_head_elsewhere_keeps_the_end_of_its_run_until_that_was_collected(tmp_path: Path) -> None:
+    one = Launched(tmp_path, collect_s=60.0)
+    try:
+        head = one.agents[0]
+        with one.run.client() as client:
+            client.post("/v1/down", json={"grace_s": 0})
+
+            def over() -> bool:
+                for host in one.wanted()["hosts"]:
+                    if host["want"] == "down":
+                        one.report(host["host"], host["attempt"], "down")
+                return bool(one.wanted()["ended"])
+
+            eventually(over, within_s=20)
+            head.pump(0.5)
+            assert not [told for told in head.commands if told["type"] == "shutdown"], (
+                "the end is still here alone"
+            )
+            assert one.run.status()["state"] == "CANCELLED"
+            assert client.post("/v1/collected").status_code == 202
+        (order,) = head.told("shutdown")
+        assert "CANCELLED" in order["reason"]
+    finally:
+        one.close()
+
+
+@pytest.mark.slow
+def test_without_a_launcher_the_status_says_how_to_start_one(tmp_path: Path) -> None:
+    one = Launched(tmp_path, collect_s=60.0)
+    try:
+        one.wanted()
+        assert "sky-monarch attach" not in (one.run.status()["reason"] or "")
+
+        def missing() -> str:
+            reason = one.run.status()["reason"] or ""
+            assert "waiting for launcher" in reason
+            return reason
+
+        reason = eventually(missing, within_s=30)
+        assert "`sky-monarch attach demo` starts one, on the machine that launched the run" in reason
+        one.wanted()
+        assert "sky-monarch attach" not in (one.run.status()["reason"] or "")
+    finally:
+        one.close()

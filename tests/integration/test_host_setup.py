@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import sky_monarch
-from sky_monarch.launch.bootstrap import HOST_SCRIPT, RUN, SETUP
+from sky_monarch.launch.bootstrap import HEAD_RUN, HEAD_SETUP, HOST_SCRIPT, RUN, SETUP
 from sky_monarch.launch.wheel import Wheel, find_wheel
 
 VERSION = sky_monarch.__version__
@@ -254,3 +254,44 @@ def test_the_script_asks_for_what_the_package_asks_for() -> None:
     assert f"needed='{torchft}'" in HOST_SCRIPT.read_text()
     assert project["requires-python"] == ">=3.11"
     assert os.access(HOST_SCRIPT, os.R_OK)
+
+
+@pytest.mark.slow
+def test_a_head_gets_what_the_controller_needs_in_an_environment_of_its_own(
+    tmp_path: Path, wheel: Path
+) -> None:
+    host = Host(tmp_path, wheel, python=None)
+    has_all = host.path / "python3"  # ours, which has it all: no index is asked
+    has_all.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    has_all.chmod(0o755)
+
+    done = host.bash(HEAD_SETUP, PIP_NO_INDEX="1")
+
+    assert done.returncode == 0, done.stderr
+    assert f"{VERSION} is set up" in done.stderr
+    assert "torchft" not in done.stderr
+    assert not host.venv.exists(), "hosts that share this home set up theirs"
+    code = "import sky_monarch.controller.api, sky_monarch; print(sky_monarch.__file__)"
+    venv = host.venv.with_name(f"{host.venv.name}-head")
+    found = subprocess.run(
+        [venv / "bin/python", "-P", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={},
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.startswith(str(venv))
+    began = host.bash(HEAD_RUN, SKY_MONARCH_FOLDER="demo-1/demo-head-a1")
+    assert began.returncode == 2
+    assert "SKY_MONARCH_HOST is not set" in began.stderr
+    assert "sky-monarch is not set up on this host" in host.bash(RUN, SKY_MONARCH_FOLDER="x").stderr
+
+
+@pytest.mark.slow
+def test_a_head_without_an_index_for_what_it_needs_says_so(tmp_path: Path, wheel: Path) -> None:
+    done = Host(tmp_path, wheel).bash(HEAD_SETUP, PIP_NO_INDEX="1", PIP_IGNORE_INSTALLED="1")
+
+    assert done.returncode == 1
+    assert "the head needs a package index" in done.stderr

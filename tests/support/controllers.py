@@ -46,6 +46,7 @@ class ControllerRun:
         hosts: dict[str, list[int]] | None = None,
         provisioned: Collection[str] = (),
         limits: dict[str, float] | None = None,
+        collect_s: float = 0.0,
         **job: Any,
     ) -> None:
         self.folder = folder
@@ -83,6 +84,7 @@ class ControllerRun:
                     for name, groups in (hosts or {"local": list(range(spec.replicas))}).items()
                 ],
                 "limits": limits or {},
+                "collect_s": collect_s,
             },
         }
         for name, content in files.items():

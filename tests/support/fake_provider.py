@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from sky_monarch.launch.door import Door
 from sky_monarch.launch.placement import attempt_of
 from sky_monarch.provision.provider import HostOrder, Launched, Notice, ProvisionError, Seen, Superseded, Turn
 
@@ -37,6 +38,7 @@ class FakeProvider:
         violations: What must never be asked.
         go: Launches wait for it.
         goes: Whatever is taken down waits for it.
+        doors: How the heads among its clusters are reached.
     """
 
     def __init__(self, script: Script = always_up) -> None:
@@ -57,6 +59,7 @@ class FakeProvider:
         self.go.set()
         self.goes = threading.Event()
         self.goes.set()
+        self.doors: dict[str, Door] = {}
         self._notices: list[Notice] = []
         self._under_way = 0
         self._lock = threading.Lock()
@@ -115,6 +118,9 @@ class FakeProvider:
         if self.undown:
             raise self.undown.pop(0)
         self.clusters.pop(cluster, None)
+
+    def door(self, cluster: str, attempt: int) -> Door | None:
+        return self.doors.get(cluster)
 
     def logs(self, cluster: str, *, lines: int) -> str:
         return ""

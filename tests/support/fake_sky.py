@@ -42,6 +42,7 @@ class FakeSky:
         outcome: What launches end with: an error, or None.
         calls: Names of what was asked, in order.
         unanswered: What was asked while it was away.
+        reached: How clusters are reached by SSH.
     """
 
     def __init__(self) -> None:
@@ -54,6 +55,7 @@ class FakeSky:
         self.outcome: SkyPilotError | None = None
         self.calls: list[str] = []
         self.unanswered = 0
+        self.reached: tuple[str, ...] = ()
         self._lock = threading.Lock()
 
     def _answer(self) -> None:
@@ -148,6 +150,10 @@ class FakeSky:
     def clusters(self, request_id: str) -> list[Cluster]:
         found: list[Cluster] = self._known(request_id).result
         return found
+
+    def ssh(self, cluster: str) -> tuple[str, ...]:
+        self._answer()
+        return (*self.reached, cluster)
 
     def tail_logs(self, cluster: str, *, lines: int) -> str:
         return f"the end of {cluster}"

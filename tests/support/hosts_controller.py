@@ -1,4 +1,8 @@
-"""A stand-in for the controller's two routes of hosts, over a real unix socket: it says what a test wants said."""
+"""A stand-in for the controller's routes of hosts, over a real unix socket: it says what a test wants said.
+
+It also has what the launcher of a head that is a cluster asks for: status, events, the order to end, the word that all
+was collected.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +32,11 @@ class HostsController:
         reports: Everything that was accepted, in order.
         refuse: Answers a report with this status, where it says so.
         asked_after: Versions that were asked for.
+        status: Of the run.
+        events: Of the run.
+        ended: Whether it says that the run is over.
+        orders: To end it.
+        collected: Set where somebody has said so.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -35,6 +44,11 @@ class HostsController:
         self.reports: list[dict[str, Any]] = []
         self.refuse: Callable[[dict[str, Any]], int | None] = lambda report: None
         self.asked_after: list[int] = []
+        self.status: dict[str, Any] = {}
+        self.events: list[dict[str, Any]] = []
+        self.ended = False
+        self.orders: list[dict[str, Any]] = []
+        self.collected = threading.Event()
         self._version = 0
         self._hosts: dict[str, dict[str, Any]] = {}
         self._news = threading.Condition()
@@ -130,6 +144,13 @@ class HostsController:
         except AssertionError as error:
             raise AssertionError(f"{error}; reports: {self.reports}") from None
 
+    def end(self) -> None:
+        """Say that the run is over."""
+        with self._news:
+            self.ended = True
+            self._version += 1
+            self._news.notify_all()
+
     def answer_wanted(self, after: int, wait_s: float) -> dict[str, Any]:
         """What is wanted, once it is newer than ``after``."""
         deadline = time.monotonic() + wait_s
@@ -142,6 +163,7 @@ class HostsController:
                 "version": self._version,
                 "controller": "tls:127.0.0.1:1",
                 "hosts": [dict(host) for host in self._hosts.values()],
+                "ended": self.ended,
             }
 
     def take_report(self, report: dict[str, Any]) -> int:
@@ -183,7 +205,9 @@ class _Handler(BaseHTTPRequestHandler):
         return "unix"
 
     def _answer(self, code: int, value: Any) -> None:
-        body = json.dumps(value).encode()
+        self._send(code, json.dumps(value).encode())
+
+    def _send(self, code: int, body: bytes) -> None:
         self.send_response(code)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -204,10 +228,22 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(
                 200, self.controller.answer_wanted(int(query["after"]), min(30.0, float(query["wait_s"])))
             )
+        elif url.path == "/v1/status":
+            self._answer(200, self.controller.status)
+        elif url.path == "/v1/events":
+            self._send(200, b"".join(json.dumps(event).encode() + b"\n" for event in self.controller.events))
         else:
             self._answer(404, {"error": {"kind": "not_found", "message": "no such route", "hint": None}})
 
     def do_POST(self) -> None:
-        report = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self._allowed():
-            self._answer(self.controller.take_report(report), {})
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if not self._allowed():
+            return
+        if self.path == "/v1/collected":
+            self.controller.collected.set()
+            self._answer(202, {})
+        elif self.path == "/v1/down":
+            self.controller.orders.append(json.loads(body))
+            self._answer(202, {})
+        else:
+            self._answer(self.controller.take_report(json.loads(body)), {})

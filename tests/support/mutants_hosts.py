@@ -21,8 +21,8 @@ HOSTS = [
     # Agents of hosts that are here as well are not the head's: a run without its head is lost, and told so.
     replaced(
         "launch/folder.py",
-        'return "sky_monarch.agent" in arguments and Path(arguments[-1]).parent.name == self.run_id',
-        'return "sky_monarch.agent" in arguments',
+        "return module in arguments and Path(arguments[-1]).parent.name == self.run_id",
+        "return module in arguments",
         "test_rehearsal.py::test_a_run_whose_head_was_lost_is_taken_up_again_to_end_its_hosts",
         "are not its head",
     ),

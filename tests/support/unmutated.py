@@ -98,6 +98,9 @@ WITHOUT = (
             "the kernel closes the connections of the dead: there is no step of ours to leave out"
         ),
         "test_store_helper.py::test_a_client_that_connects_before_the_helper_exists_is_served": _SHOWN,
+        "test_head_cluster.py::test_a_head_that_does_not_answer_is_ended_from_outside": (
+            f"{_BESIDE}test_what_cannot_be_taken_down_is_named"
+        ),
         "test_provision_local.py::test_a_configuration_that_cannot_be_used_is_named": _REFUSED,
         "test_provision_skypilot.py::test_a_task_ends_its_cluster_itself_and_holds_its_secret_in_one_place": _SHOWN,
         "test_provision_skypilot.py::test_what_the_clouds_say_is_told_with_what_it_means": _SHOWN,

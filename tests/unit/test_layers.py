@@ -15,7 +15,8 @@ ALLOWED = {
     "gpus": set(),
     "config": {"gpus"},
     "launch": {"config", "gpus"},
-    "provision": {"launch", "config"},
+    # The launcher of a head that is a cluster keeps itself, as an agent does.
+    "provision": {"launch", "config", "keeper"},
     # Who launches beyond this machine makes the run's certificates.
     "sdk": {"launch", "config", "actors"},
     # The hidden commands only hand their arguments on to the process modules.
@@ -23,8 +24,9 @@ ALLOWED = {
     "controller": {"launch", "config", "gpus", "tracebacks", "actors", "_core"},
     "actors": {"_core"},
     "actor": {"actors"},
-    "agent": {"_core", "keeper", "enrolment", "notice"},
+    "agent": {"_core", "keeper", "enrolment", "head", "notice"},
     "enrolment": set(),
+    "head": {"enrolment", "launch"},
     "keeper": set(),
     "notice": set(),
     "lighthouse": {"_core"},

@@ -31,6 +31,9 @@ secrets: {TOKEN: canary}
 run: python train.py
 """
 
+#: RunPod alone: all groups share one pod, so that a head there would be lost with them.
+ALONE = JOB.replace(", ordered: [{use_spot: true}, {infra: oci}, {infra: do, use_spot: true}]", "")
+
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
@@ -125,15 +128,18 @@ def test_a_plan_shows_what_would_travel_before_anything_does(run, tmp_path):
 
 def test_a_dry_run_says_what_up_would_refuse(run, tmp_path):
     said = run("up", "job.yaml", "--dry-run").stderr
+    assert "`up` leaves out MI300X:8 spot on runpod" in said
+    (tmp_path / "job.yaml").write_text(ALONE)
+    said = run("up", "job.yaml", "--dry-run").stderr
     assert "`up` would refuse" in said
     assert "head: here" in said
 
-    (tmp_path / "job.yaml").write_text(JOB + "head: here\n")
-    said = run("up", "job.yaml", "--dry-run").stderr
+    said = run("up", "job.yaml", "--dry-run", "--head", "here").stderr
     assert "`up` would refuse" not in said
 
 
 def test_up_elsewhere_is_refused_after_the_plan_was_checked(run, tmp_path):
+    (tmp_path / "job.yaml").write_text(ALONE)
     refused = run("up", "job.yaml", code=2)
     assert "lighthouse and controller would run on demo-h0" in refused.stderr
     assert "write head: here" in refused.stderr
@@ -184,6 +190,32 @@ def test_up_elsewhere_shows_what_it_launches_and_ships_and_goes_no_further_witho
     assert refused.stdout == ""
     error = json.loads(run("up", "job.yaml", "--head-address", "127.0.0.1", "--json", code=2).stdout)
     assert error["error"]["hint"] == "give -y", "H49"
+
+
+def test_a_head_that_is_a_cluster_is_shown_and_has_an_address_of_its_own(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(skypilot, "installed", lambda: True)
+    (tmp_path / "job.yaml").write_text(SLURM.replace("slurm", "k8s"))
+
+    refused = run("up", "job.yaml", code=2)
+    assert "lighthouse and controller run on demo-head, which is launched first" in refused.stderr
+    assert "hint: give -y" in refused.stderr
+    refused = run("up", "job.yaml", "--head-address", "127.0.0.1", code=2)
+    assert "the head is the cluster demo-head, which knows its own address" in refused.stderr
+    refused = run("up", "job.yaml", "--head", "api-server", code=2)
+    assert "no process of a run's own" in refused.stderr
+    assert "write head: cluster" in refused.stderr
+    assert "hint: here, cluster or api-server" in run("up", "job.yaml", "--head", "moon", code=2).stderr
+
+
+def test_a_run_of_this_machine_alone_has_its_head_here(run, tmp_path):
+    (tmp_path / "job.yaml").write_text(
+        "name: demo\nreplicas: 2\nrun: x\nhead: cluster\nsecrets: {TOKEN: canary}\n"
+    )
+
+    refused = run("up", "job.yaml", code=2)
+
+    assert "a run of this machine alone has its head here" in refused.stderr
+    assert "--hosts N" in refused.stderr
 
 
 @pytest.mark.parametrize(

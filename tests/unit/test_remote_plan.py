@@ -176,13 +176,20 @@ def test_run_json_names_what_may_have_to_be_taken_down():
 # --- what this version does not launch ------------------------------------------------------------
 
 
-def test_a_head_elsewhere_is_refused_with_the_fix():
-    said = refusal("infra: k8s\nresources: {accelerators: MI300X:1}\n")
+def test_a_head_that_would_be_lost_with_all_groups_is_refused_with_the_fix():
+    said = refusal("infra: runpod\nresources: {accelerators: MI300X:1}\n")
 
-    assert "demo-head" in said
+    assert "demo-h0, with all groups, and be lost with them" in said
     assert "write head: here" in said
-    spec = job("infra: k8s\nhead: here\nresources: {accelerators: MI300X:1}\n")
+    spec = job("infra: runpod\nhead: here\nresources: {accelerators: MI300X:1}\n")
     assert len(launchable(spec, plan_clusters(spec)).choices) == 1
+
+
+def test_a_head_beside_the_api_server_is_refused_with_the_fix():
+    said = refusal("infra: k8s\nhead: api-server\nresources: {accelerators: MI300X:1}\n")
+
+    assert "no process of a run's own" in said
+    assert "write head: cluster" in said
 
 
 def test_a_group_over_several_hosts_is_refused():
@@ -216,7 +223,9 @@ def test_candidates_that_place_groups_otherwise_are_left_out_with_their_reasons(
 
 
 def test_where_nothing_is_left_every_reason_is_told():
-    said = refusal("resources: {accelerators: MI300X:1, ordered: [{infra: k8s}, {infra: ssh}]}\n")
+    said = refusal(
+        "head: api-server\nresources: {accelerators: MI300X:1, ordered: [{infra: k8s}, {infra: ssh}]}\n"
+    )
 
     assert "none of the 2 candidates" in said
     assert "on k8s: " in said

@@ -1,0 +1,117 @@
+"""What is kept here of a run whose head is a cluster: its events, and how it ended."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from sky_monarch.errors import ChannelError
+from sky_monarch.launch.folder import write_json
+from sky_monarch.provision.client import ControllerClient
+
+__all__ = ["Ended", "keep_events", "write_final"]
+
+_log = structlog.get_logger()
+_BATCH = 1000
+
+
+class Ended:
+    """How a run ended, where its head did not say so.
+
+    Args:
+        state: ``CANCELLED`` or ``FAILED``.
+        reason: Why.
+        exit_code: Of the CLI.
+    """
+
+    def __init__(self, state: str, reason: str, exit_code: int) -> None:
+        self.state, self.reason, self.exit_code = state, reason, exit_code
+
+
+def keep_events(controller: ControllerClient, run_dir: Path) -> bool:
+    """Store the events of a run in its folder, where whoever reads an ended run looks for them.
+
+    Returns:
+        Whether all of them are there.
+    """
+    path = run_dir / "journal.db"
+    draft = path.with_name(".journal.db.new")
+    draft.unlink(missing_ok=True)
+    try:
+        with closing(sqlite3.connect(draft)) as journal:
+            journal.execute("CREATE TABLE events (id INTEGER PRIMARY KEY, event TEXT NOT NULL)")
+            for batch in _batches(controller.events()):
+                journal.executemany("INSERT INTO events VALUES (?, ?)", batch)
+            journal.commit()
+        draft.chmod(0o600)
+        draft.replace(path)
+    except (ChannelError, sqlite3.Error, OSError, ValueError, LookupError) as error:
+        _log.warning("the events of the run were not kept", error=str(error))
+        draft.unlink(missing_ok=True)
+        return False
+    return True
+
+
+def _batches(lines: Iterable[str]) -> Iterable[list[tuple[int, str]]]:
+    batch: list[tuple[int, str]] = []
+    for line in lines:
+        event = json.loads(line)
+        batch.append((int(event.pop("id")), json.dumps(event, separators=(",", ":"))))
+        if len(batch) == _BATCH:
+            yield batch
+            batch = []
+    yield batch
+
+
+def write_final(
+    run_dir: Path,
+    status: Mapping[str, Any],
+    hosts: Mapping[str, str | None],
+    ended: Ended | None = None,
+) -> None:
+    """Write ``final.json``: from then on the run has ended, for whoever looks here.
+
+    Args:
+        run_dir: Its folder.
+        status: The last one that its head told; empty where it told none.
+        hosts: Each cluster of it, the head too, and why it may still be there; None: it is not.
+        ended: How it ended, where the head did not say.
+    """
+    told = {str(host["host"]): dict(host) for host in status.get("hosts") or ()}
+    listed = []
+    for name, left in hosts.items():
+        host = told.get(name) or {"host": name, "groups": []}
+        host |= {"gone": left is None, **({"phase": "DOWN"} if left is None else {"reason": left})}
+        listed.append(host)
+    values = {**status, "hosts": listed, "run_dir": str(run_dir), "controller_pid": None, "agent_pid": None}
+    left_over = "; ".join(
+        f"{name} may still bill: {left}" for name, left in hosts.items() if left is not None
+    )
+    if ended is not None:
+        run = json.loads((run_dir / "run.json").read_text(encoding="utf-8"))
+        now_ms = time.time_ns() // 1_000_000
+        created_ms = int(run["created_ms"])
+        reason = "; ".join(filter(None, (ended.reason, left_over)))
+        values |= {
+            "run_id": run["run_id"],
+            "name": run["name"],
+            "infra": run["infra"],
+            "state": ended.state,
+            "reason": reason,
+            "exit_code": ended.exit_code,
+            "created_ms": created_ms,
+            "ended_ms": now_ms,
+            "elapsed_s": max(0.0, (now_ms - created_ms) / 1000),
+            "groups": list(status.get("groups") or ()),
+            "recoveries": list(status.get("recoveries") or ()),
+        }
+    elif left_over:
+        values["reason"] = "; ".join(filter(None, (str(status.get("reason") or ""), left_over)))
+    write_json(run_dir / "final.json", values)

@@ -1,0 +1,195 @@
+"""The head of a run as a cluster of its own: brought up, found, and taken down again."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import structlog
+
+from sky_monarch.launch.door import Door
+from sky_monarch.launch.head import Away
+from sky_monarch.provision.classify import plain
+from sky_monarch.provision.client import Backoff
+from sky_monarch.provision.provider import (
+    HostOrder,
+    Kind,
+    Launched,
+    Provider,
+    ProvisionError,
+    Superseded,
+    Turn,
+)
+from sky_monarch.provision.requests import Phase, Record, Requests
+from sky_monarch.provision.settings import Limits
+
+__all__ = ["Head", "pinned"]
+
+_log = structlog.get_logger()
+_ATTEMPT = 1  # there is one: hosts dial the address that their run began with
+_LOOK_S = 0.2
+
+
+class Head:
+    """The cluster on which lighthouse and controller run.
+
+    Args:
+        away: What it is to be.
+        provider: Who launches it.
+        requests: What was asked for, beside the hosts.
+        choices: Of the plan; all are in one place, the first one's task is used.
+        limits: Bounds.
+    """
+
+    def __init__(
+        self,
+        away: Away,
+        provider: Provider,
+        requests: Requests,
+        choices: tuple[Mapping[str, Any], ...],
+        limits: Limits,
+    ) -> None:
+        self._away = away
+        self._provider = provider
+        self._requests = requests
+        self._choice = choices[0]
+        self._limits = limits
+
+    @property
+    def name(self) -> str:
+        """Name of the cluster."""
+        return self._away.cluster
+
+    @property
+    def record(self) -> Record | None:
+        """What was asked for; None where nothing was."""
+        return self._requests.get(self.name)
+
+    def bring_up(self, stop: threading.Event) -> Record:
+        """Launch it, or go on with what another process of us has begun.
+
+        Raises:
+            ProvisionError: It did not come up; whatever there was of it was ended, or the text says otherwise.
+            Superseded: ``stop`` was set.
+        """
+        record = self.record
+        if record is not None and record.phase is not Phase.LAUNCHING:
+            return record
+        if record is None:
+            if self.name in self._provider.found(self.name):
+                raise ProvisionError(
+                    f"there is a cluster {self.name} already, which this run did not launch: "
+                    "take it down, or give the job another name",
+                    kind=Kind.REFUSED,
+                )
+            record = Record(host=self.name, attempt=_ATTEMPT, phase=Phase.LAUNCHING, choice=0)
+            self._keep(record)
+        try:
+            launched = self._launch(stop)
+        except ProvisionError as error:
+            left = self.take_down(stop)
+            more = "" if left is None else f"; what there is of {self.name} may still bill: {left}"
+            raise ProvisionError(f"{plain(str(error))}{more}", kind=error.kind, hint=error.hint) from error
+        record = self._requests.get(self.name) or record
+        up = replace(
+            record,
+            phase=Phase.UP,
+            infra=launched.infra,
+            place=launched.place,
+            usd_per_hour=launched.usd_per_hour,
+            request_id=None,
+            asked_ms=None,
+        )
+        _log.info("the head is up", cluster=self.name, place=launched.place)
+        return self._keep(up)
+
+    def _launch(self, stop: threading.Event) -> Launched:
+        order = HostOrder(
+            host=self.name,
+            attempt=_ATTEMPT,
+            want="up",
+            reason="lighthouse and controller run there",
+            agent=self._away.told,
+            enrolment=self._away.enrolment(),
+        )
+        backoff = Backoff(self._limits.backoff_s, self._limits.backoff_max_s)
+        for left in reversed(range(self._limits.retries)):
+            try:
+                return self._provider.launch(order, self._choice, Turn(choice=0), stop=stop)
+            except ProvisionError as error:
+                if error.kind is not Kind.ERROR or not left:
+                    raise
+                _log.warning("the head is tried again", cluster=self.name, error=plain(str(error)))
+            if stop.wait(backoff.delay_s()):
+                raise Superseded
+        raise AssertionError("tried at least once")
+
+    def find(self, stop: threading.Event) -> Door:
+        """How its API is reached, once it is there.
+
+        Raises:
+            ProvisionError: It did not come within ``limits.head_s``; with what it printed last.
+            Superseded: ``stop`` was set.
+        """
+        deadline = time.monotonic() + self._limits.head_s
+        why = "nothing of it is there"
+        while time.monotonic() < deadline:
+            try:
+                if (door := self._provider.door(self.name, _ATTEMPT)) is not None:
+                    return door
+            except ProvisionError as error:
+                why = plain(str(error))
+            gone = [one for one in self._provider.notices() if one.host == self.name]
+            if gone:
+                why = gone[0].reason
+                break
+            if stop.wait(_LOOK_S):
+                raise Superseded
+        said = " ".join(self._provider.logs(self.name, lines=3).split())[:500]
+        raise ProvisionError(f"the head on {self.name} does not begin: {why}" + (f": {said}" if said else ""))
+
+    def gone(self, reason: str) -> None:
+        """It is not there any more."""
+        if (record := self.record) is not None:
+            self._keep(replace(record, phase=Phase.ENDED, reason=reason))
+
+    def take_down(self, stop: threading.Event) -> str | None:
+        """Take it down; why it may still be there, None where it is not. Twice is fine."""
+        deadline = time.monotonic() + self._limits.down_s
+        backoff = Backoff(self._limits.backoff_s, self._limits.backoff_max_s)
+        while True:
+            try:
+                self._provider.down(self.name, stop=stop)
+                return None
+            except ProvisionError as error:
+                text = plain(str(error))
+                _log.warning("the head does not go", cluster=self.name, error=text)
+                if time.monotonic() > deadline or error.kind is Kind.CREDENTIALS:
+                    return text
+            except Superseded:
+                return "its end was not waited for"
+            if stop.wait(backoff.delay_s()):
+                return text
+
+    def _keep(self, record: Record) -> Record:
+        return self._requests.put(record)
+
+
+def pinned(choices: tuple[Mapping[str, Any], ...], infra: str | None) -> tuple[Mapping[str, Any], ...]:
+    """The choices, with all hosts exactly where the head is: that is where they reach it."""
+    if infra is None:
+        return choices
+    found = []
+    for choice in choices:
+        tasks = [
+            {
+                **one,
+                "task": {**one["task"], "resources": {**one["task"].get("resources", {}), "infra": infra}},
+            }
+            for one in choice.get("tasks") or ()
+        ]
+        found.append({**choice, "infra": infra, "tasks": tasks})
+    return tuple(found)

@@ -1,0 +1,282 @@
+"""The launcher of a run whose head is a cluster: the one process of it on the machine of whoever has credentials.
+
+It brings the head up, then asks it which hosts are wanted, as any provisioner does. It may be away at any time: the run
+trains on meanwhile. And it ends the run: in order where the head can be asked, from outside where it cannot; the head
+goes last, after what is to be kept of the run has been brought here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import structlog
+
+from sky_monarch.errors import ChannelError
+from sky_monarch.launch.away import EndOrder, end_order
+from sky_monarch.launch.door import Door, close_door, open_door
+from sky_monarch.launch.folder import RunFolder
+from sky_monarch.launch.head import Away
+from sky_monarch.provision.archive import Ended, keep_events, write_final
+from sky_monarch.provision.classify import plain
+from sky_monarch.provision.client import Backoff, ControllerClient
+from sky_monarch.provision.head import Head, pinned
+from sky_monarch.provision.provider import Kind, Provider, ProvisionError, Superseded
+from sky_monarch.provision.provisioner import Provisioner
+from sky_monarch.provision.requests import Phase, Requests
+from sky_monarch.provision.settings import Settings
+
+__all__ = ["Launcher"]
+
+_log = structlog.get_logger()
+_LOOK_S = 0.2
+_STATUS_S = 5.0
+_AT_ONCE = 8
+_NO_CAPACITY, _FAILED, _CANCELLED = 3, 1, 8
+
+
+class Launcher:
+    """One run, from its head's launch to its end.
+
+    Args:
+        settings: What it is told.
+        away: What the head is to be.
+        provider: Who launches.
+        requests: What was asked of it.
+        closing: Set where this process ends, or is to: everything stays as it is then.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        away: Away,
+        provider: Provider,
+        requests: Requests,
+        closing: threading.Event,
+    ) -> None:
+        self.closing = closing
+        self.failed = False
+        self._settings = settings
+        self._provider = provider
+        self._requests = requests
+        self._folder = RunFolder(settings.run_dir)
+        self._head = Head(away, provider, requests, settings.choices, settings.limits)
+        self._interrupt = threading.Event()  # the head's launch is not wanted any more
+        self._status: dict[str, Any] = {}
+        self._status_s = 0.0
+        self._order: EndOrder | None = None
+
+    def run(self) -> None:
+        """Work until the run has ended, or this process does."""
+        listening = threading.Thread(target=self._listen, name="orders", daemon=True)
+        listening.start()
+        try:
+            self._work()
+        except Superseded:
+            pass
+        except BaseException:
+            self.failed = True
+            raise
+        finally:
+            self.closing.set()
+
+    def finish(self) -> None:
+        """Nothing is waited for: hosts, head and requests go on without this process."""
+        self._provider.close()
+
+    def _listen(self) -> None:
+        while not self.closing.wait(_LOOK_S):
+            if self._order is None and (order := end_order(self._settings.run_dir)) is not None:
+                self._order = order
+                self._interrupt.set()
+        self._interrupt.set()
+
+    # --- from the head's launch on --------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        try:
+            record = self._head.bring_up(self._interrupt)
+            if record.phase is Phase.UP and Door.of(self._folder) is None:
+                self._head.find(self._interrupt).keep(self._folder)
+        except Superseded:
+            if self.closing.is_set() or self._order is None:
+                raise
+            self._end_from_outside(Ended("CANCELLED", self._order.reason, _CANCELLED))
+            return
+        except ProvisionError as error:
+            code = _NO_CAPACITY if error.kind is Kind.CAPACITY else _FAILED
+            reason = f"the head was not launched: {plain(str(error))}"
+            if error.hint:
+                reason += f" ({error.hint})"
+            self._end_from_outside(Ended("FAILED", reason, code))
+            return
+        if record.phase is not Phase.UP:
+            self._lost(record.reason)
+            return
+        self._follow(record.infra)
+
+    def _follow(self, infra: str | None) -> None:
+        settings = self._settings
+        if settings.same_zone:
+            settings = dataclasses.replace(settings, choices=pinned(settings.choices, infra))
+        own = threading.Event()  # the provisioner's end is not ours
+        provisioner = Provisioner(
+            settings, self._provider, self._requests, own, reach=lambda: open_door(self._folder)
+        )
+        working = threading.Thread(target=self._provision, args=(provisioner,), name="provision", daemon=True)
+        working.start()
+        try:
+            act = self._watch(provisioner)
+        finally:
+            own.set()
+            provisioner.finish(close=False)
+        try:
+            if act is not None:
+                act()
+        finally:
+            provisioner.controller.close()
+
+    def _provision(self, provisioner: Provisioner) -> None:
+        try:
+            provisioner.run()
+        except BaseException:
+            self.failed = True
+            self.closing.set()
+            raise
+
+    def _watch(self, provisioner: Provisioner) -> Any:
+        """Wait for what ends the run; returns what is to be done then, None where this process ends."""
+        controller = provisioner.controller
+        asked = False
+        since_s: float | None = None
+        while not self.closing.wait(_LOOK_S):
+            if provisioner.failed:
+                self.failed = True
+                return None
+            self._note(controller)
+            if provisioner.over.is_set():
+                self._await_hosts()
+                return lambda: self._collect(controller)
+            if (reason := provisioner.head_gone) is not None:
+                return lambda: self._lost(reason)
+            if (order := self._order) is None:
+                continue
+            since_s = since_s if since_s is not None else time.monotonic()
+            asked = asked or self._ask(controller, order)
+            limits = self._settings.limits
+            if time.monotonic() - since_s > (limits.end_s + order.grace_s if asked else limits.unreached_s):
+                why = "did not end it in time" if asked else "did not answer"
+                text = f"{order.reason}; its head, {self._head.name}, {why}, and it was ended from outside"
+                return lambda: self._end_from_outside(Ended("CANCELLED", text, _CANCELLED))
+        return None
+
+    def _ask(self, controller: ControllerClient, order: EndOrder) -> bool:
+        try:
+            controller.end(grace_s=order.grace_s, reason=order.reason)
+        except ChannelError as error:
+            _log.info("the head does not take the order to end", error=plain(str(error)))
+            return False
+        return True
+
+    def _note(self, controller: ControllerClient) -> None:
+        """Remember what the head says of the run: the last word of one that dies."""
+        if time.monotonic() - self._status_s < _STATUS_S:
+            return
+        try:
+            self._status = controller.status()
+        except ChannelError:
+            pass
+        finally:
+            self._status_s = time.monotonic()
+
+    # --- the end --------------------------------------------------------------------------------------------
+
+    def _await_hosts(self) -> None:
+        """Of a run that has ended while nobody was here hosts may still stand: the provisioner takes them down."""
+        deadline = time.monotonic() + self._settings.limits.down_s
+        while self._left() and time.monotonic() < deadline:
+            if self.closing.wait(_LOOK_S):
+                raise Superseded
+
+    def _left(self) -> list[str]:
+        """Hosts of which something may be left."""
+        records = ((name, self._requests.get(name)) for name in self._hosts())
+        return [name for name, record in records if record is not None and record.asked]
+
+    def _hosts(self) -> list[str]:
+        found: dict[str, None] = {}
+        for choice in self._settings.choices:
+            found |= {str(host["cluster"]): None for host in choice.get("hosts") or ()}
+        return list(found)
+
+    def _collect(self, controller: ControllerClient) -> None:
+        """Take what is to be kept, then take the head down: the run has ended in order."""
+        backoff = Backoff(0.1, 5.0)
+        deadline = time.monotonic() + self._settings.limits.head_s
+        while True:
+            try:
+                self._status = controller.status()
+                keep_events(controller, self._settings.run_dir)
+                controller.collected()
+                break
+            except ChannelError as error:
+                _log.info("the end of the run cannot be asked for", error=plain(str(error)))
+                if time.monotonic() > deadline:
+                    text = f"its head, {self._head.name}, does not say how it ended"
+                    self._end_from_outside(Ended("FAILED", text, _FAILED))
+                    return
+            if self.closing.wait(backoff.delay_s()):
+                raise Superseded
+        hosts = dict.fromkeys(self._left(), "it was not taken down in time")
+        self._conclude({name: hosts.get(name) for name in self._hosts()}, None)
+
+    def _lost(self, reason: str) -> None:
+        """The head is gone, and with it lighthouse, controller and journal: the hosts have nobody to dial."""
+        self._head.gone(reason)
+        step = self._status.get("step")
+        stood = "" if step is None else f"; the last step that it told was {step}"
+        text = f"its head, {self._head.name}, is gone ({reason}), so its hosts were taken down{stood}"
+        if self._order is not None:
+            self._end_from_outside(Ended("CANCELLED", f"{self._order.reason}; {text}", _CANCELLED))
+        else:
+            self._end_from_outside(Ended("FAILED", text, _FAILED))
+
+    def _end_from_outside(self, ended: Ended) -> None:
+        """Take down all that was ever asked for."""
+        everything = self._requests.lost  # then nobody knows what that was
+        names = self._hosts() if everything else self._left()
+        left: dict[str, str | None] = dict.fromkeys(self._hosts())
+        with ThreadPoolExecutor(max_workers=_AT_ONCE, thread_name_prefix="down") as pool:
+            left |= dict(zip(names, pool.map(self._take_down, names), strict=True))
+        self._conclude(left, ended)
+
+    def _take_down(self, name: str) -> str | None:
+        """Take a host down; why it may still be there, None where it is not."""
+        limits = self._settings.limits
+        deadline = time.monotonic() + limits.down_s
+        backoff = Backoff(limits.backoff_s, limits.backoff_max_s)
+        while True:
+            try:
+                self._provider.down(name, stop=self.closing)
+                return None
+            except ProvisionError as error:
+                text = plain(str(error))
+                if time.monotonic() > deadline or error.kind is Kind.CREDENTIALS:
+                    return text
+            if self.closing.wait(backoff.delay_s()):
+                raise Superseded
+
+    def _conclude(self, hosts: dict[str, str | None], ended: Ended | None) -> None:
+        record = self._head.record
+        head = None if record is None else self._head.take_down(self.closing)
+        if self.closing.is_set():
+            raise Superseded
+        close_door(self._folder)
+        for name, left in hosts.items():
+            if left is None and self._requests.get(name) is not None:
+                self._requests.drop(name, candidates=self._requests.candidates)
+        write_final(self._settings.run_dir, self._status, {**hosts, self._head.name: head}, ended)
+        _log.info("the run has ended", left=[name for name, why in {**hosts, "head": head}.items() if why])

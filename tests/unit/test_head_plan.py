@@ -1,0 +1,181 @@
+"""A head that is a cluster: what is launched, what it is told, and what it makes of that."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+import pytest
+
+from sky_monarch.config import JobSpec, load_job
+from sky_monarch.enrolment import documents
+from sky_monarch.errors import ConfigError
+from sky_monarch.head import become_head
+from sky_monarch.launch.bootstrap import HEAD_RUN, HEAD_SETUP
+from sky_monarch.launch.cluster_plan import plan_clusters
+from sky_monarch.launch.head import Away
+from sky_monarch.launch.remote import launchable, plan_remote, rehearsal
+from sky_monarch.provision.head import pinned
+from sky_monarch.provision.settings import load_settings
+from tests.unit.test_remote_plan import IDENTITIES, SHIPMENT, local
+
+BASE = "name: demo\nreplicas: 2\nrun: python train.py\nenvs: {A: env-canary}\nsecrets: {S: secret-canary}\n"
+K8S = "infra: k8s\nresources: {accelerators: MI300X:1}\n"
+AUTHORITY = {"ca_pem": "ca", "key_pem": "authority-canary", "expires_s": 1}
+
+
+def job(text: str = K8S, base: str = BASE) -> JobSpec:
+    return load_job(base + text, base_dir=Path("/"))
+
+
+def planned(text: str = K8S, *, hosts: int | None = None, base: str = BASE):
+    spec = job(text, base)
+    chosen = launchable(spec, plan_clusters(spec)) if hosts is None else rehearsal(spec, hosts)
+    return plan_remote(
+        local(spec),
+        chosen,
+        address=None,
+        authority=AUTHORITY,
+        identities=IDENTITIES,
+        shipment=SHIPMENT if hosts is None else None,
+    )
+
+
+def away(tmp_path: Path, plan) -> Away:
+    """As the launcher reads it from its files."""
+    files = dict(plan.head.files)
+    files["provisioner.json"] = {
+        **files["provisioner.json"],
+        "private": str(tmp_path / "private.json"),
+        "job": files["job.json"],
+    }
+    for name, content in {**files, "run.json": {**plan.head.run_json, "created_ms": 7}}.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    found = load_settings(tmp_path / "provisioner.json").head
+    assert found is not None
+    return found
+
+
+def test_the_head_is_a_small_cluster_that_is_launched_first_and_gets_nothing_of_the_job():
+    (choice,) = planned().choices
+
+    name, task = next(choice.documents())
+    assert (name, choice.head.cluster, choice.head.own) == ("demo-head", "demo-head", True)
+    assert task["resources"]["cpus"] == "2+"
+    assert "accelerators" not in task["resources"]
+    assert (task["setup"], task["run"]) == (HEAD_SETUP, HEAD_RUN)
+    assert "workdir" not in task, "no rank runs there"
+    assert len(task["file_mounts"]) == 1
+    assert "ports" not in task["resources"], "none is opened: hosts share its network, and we come by SSH"
+
+
+def test_one_host_has_a_head_of_its_own_where_they_share_a_network():
+    one = planned(
+        "infra: k8s\nreplicas: 1\nresources: {accelerators: MI300X:1}\n",
+        base=BASE.replace("replicas: 2\n", ""),
+    )
+
+    assert [host.cluster for host in one.hosts] == ["demo-h0"]
+    assert one.head.run_json["head"] == "demo-head"
+
+
+def test_here_is_only_what_launches_and_secrets_are_in_one_file():
+    plan = planned()
+
+    assert set(plan.head.files) == {"job.json", "private.json", "controller.json", "provisioner.json"}
+    assert plan.head.agent_argv[-2:] == ["sky_monarch.provision", "/state/runs/demo-1/provisioner.json"]
+    assert (plan.head.run_json["head"], plan.head.run_json["hosts"]) == ("demo-head", ["demo-h0", "demo-h1"])
+    others = {name: content for name, content in plan.head.files.items() if name != "private.json"}
+    assert "canary" not in json.dumps([others, dict(plan.head.run_json)])
+    assert "canary" not in repr(plan.choices)
+
+
+def test_what_a_head_is_told_has_no_secret_and_its_secret_has_no_credentials(tmp_path):
+    found = away(tmp_path, planned())
+
+    assert "canary" not in json.dumps(found.told)
+    assert "canary" not in repr(found)
+    secret = json.loads(base64.b64decode(found.enrolment()))
+    assert (secret["envs"], secret["secrets"]) == ({"A": "env-canary"}, {"S": "secret-canary"})
+    assert secret["authority"] == AUTHORITY
+    assert "base-canary" not in json.dumps(secret), "what the shell exported stays with the launcher"
+    assert load_settings(tmp_path / "provisioner.json").shell_env["EXPORTED"] == "base-canary"
+
+
+def test_a_head_plans_itself_where_it_is(tmp_path):
+    found = away(tmp_path, planned("head: cluster\n", hosts=2))
+    environ = {
+        "SKY_MONARCH_HOST": json.dumps(found.told),
+        "SKY_MONARCH_ENROLMENT": found.enrolment(),
+        "PATH": "/head/bin",
+    }
+    folder = tmp_path / "runs" / "demo-head-a1"
+
+    config = become_head(folder, environ, version="0.1.0")
+
+    assert environ == {"PATH": "/head/bin"}, "both variables are gone"
+    agent = json.loads(config.read_text())
+    assert [service["name"] for service in agent["services"]] == ["lighthouse", "controller"]
+    assert {service["log"].rpartition("/")[0] for service in agent["services"]} == {str(folder)}
+    controller = json.loads((folder / "controller.json").read_text())
+    assert [(host["name"], host["groups"], host["provisioned"]) for host in controller["hosts"]] == [
+        ("head", [], False),
+        ("demo-h0", [0], True),
+        ("demo-h1", [1], True),
+    ]
+    assert controller["collect_s"] > 0
+    assert json.loads((folder / "lighthouse.json").read_text())["address"] == "127.0.0.1"
+    run = json.loads((folder / "run.json").read_text())
+    assert (run["created_ms"], run["infra"], run["name"]) == (7, "local", "demo")
+    private = folder / "private.json"
+    assert private.stat().st_mode & 0o777 == 0o600
+    assert json.loads(private.read_text())["base_env"] == {}
+    holders = [path.name for path in folder.iterdir() if path.is_file() and "canary" in path.read_text()]
+    assert holders == ["private.json"]
+
+
+def test_a_head_of_another_version_or_without_its_secret_is_refused(tmp_path):
+    found = away(tmp_path, planned())
+    told = {"SKY_MONARCH_HOST": json.dumps(found.told), "SKY_MONARCH_ENROLMENT": found.enrolment()}
+
+    with pytest.raises(ConfigError, match=r"host head has sky-monarch 9.9.9, the run was launched by 0.1.0"):
+        documents(dict(told), version="9.9.9")
+    with pytest.raises(ConfigError, match="SKY_MONARCH_ENROLMENT is not set"):
+        become_head(tmp_path / "head", {"SKY_MONARCH_HOST": told["SKY_MONARCH_HOST"]}, version="0.1.0")
+    broken = base64.b64encode(b'{"token": "canary"}').decode()
+    with pytest.raises(ConfigError, match="makes no sense") as caught:
+        become_head(tmp_path / "head", {**told, "SKY_MONARCH_ENROLMENT": broken}, version="0.1.0")
+    assert "canary" not in str(caught.value)
+    assert not (tmp_path / "head").exists()
+
+
+def test_what_no_variable_holds_is_refused_before_anything_is_launched():
+    with pytest.raises(ConfigError, match="would reach demo-head as") as caught:
+        planned(K8S + f"setup: echo {'x' * 100_000}\n")
+    assert "head: here" in (caught.value.hint or "")
+
+
+def test_candidates_elsewhere_than_the_head_are_left_out_since_it_does_not_move():
+    spec = job(
+        "resources: {accelerators: MI300X:1,"
+        " ordered: [{infra: k8s/a, use_spot: true}, {infra: k8s/a}, {infra: k8s/b}]}\n"
+    )
+
+    found = launchable(spec, plan_clusters(spec))
+
+    assert [(choice.infra, choice.use_spot) for choice in found.choices] == [
+        ("k8s/a", True),
+        ("k8s/a", False),
+    ]
+    assert "elsewhere than their head, demo-head on k8s/a" in found.left_out[0]
+
+
+def test_hosts_are_launched_exactly_where_the_head_is():
+    choices = tuple(choice.to_json() for choice in planned().choices)
+
+    (moved,) = pinned(choices, "k8s/ctx")
+
+    assert moved["infra"] == "k8s/ctx"
+    assert {one["task"]["resources"]["infra"] for one in moved["tasks"]} == {"k8s/ctx"}
+    assert pinned(choices, None) is choices
