@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from dataclasses import dataclass
 
 __all__ = ["HostSet", "Shape", "attempt_of", "cluster_name", "host_sets", "shape_of"]
+
+_LONGEST = 33
+"""What Azure and Kubernetes leave of a name, 42, beside the user's hash that SkyPilot adds: of what is longer it cuts
+the end off, which is all that tells two attempts apart, and puts two digits of a hash in its place."""
 
 
 def cluster_name(host: str, attempt: int) -> str:
@@ -13,7 +19,13 @@ def cluster_name(host: str, attempt: int) -> str:
     >>> cluster_name("demo-h0", 1), cluster_name("demo-h0", 2)
     ('demo-h0', 'demo-h0-a2')
     """
-    return host if attempt <= 1 else f"{host}-a{attempt}"
+    name = f"{host}-a{attempt}"
+    if attempt <= 1:
+        return host
+    if len(name) <= _LONGEST:
+        return name
+    tail = f"-{hashlib.sha256(host.encode()).hexdigest()[:8]}-a{attempt}"
+    return host[: _LONGEST - len(tail)].rstrip("-") + tail
 
 
 def attempt_of(cluster: str, host: str) -> int | None:
@@ -24,8 +36,8 @@ def attempt_of(cluster: str, host: str) -> int | None:
     """
     if cluster == host:
         return 1
-    number = cluster.removeprefix(f"{host}-a") if cluster.startswith(f"{host}-a") else ""
-    attempt = int(number) if number.isascii() and number.isdigit() else 0
+    found = re.search(r"-a([1-9][0-9]{0,9})\Z", cluster, re.ASCII)
+    attempt = int(found[1]) if found else 0
     return attempt if attempt > 1 and cluster == cluster_name(host, attempt) else None
 
 

@@ -8,6 +8,7 @@
 | `candidates` | which choice of the plan is tried next, pure |
 | `requests` | what was asked for and what became of it, on disk |
 | `host` | one host, by a thread of its own |
+| `leaving` | clusters of older attempts, taken down beside what follows them |
 | `watch` | what became of hosts that were up |
 | `provisioner` | all of them, and the controller |
 | `head` | where that is a cluster: it is brought up and taken down |

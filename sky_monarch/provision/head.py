@@ -68,8 +68,12 @@ class Head:
         """What was asked for; None where nothing was."""
         return self._requests.get(self.name)
 
-    def bring_up(self, stop: threading.Event) -> Record:
+    def bring_up(self, stop: threading.Event, *, is_known: bool = False) -> Record:
         """Launch it, or go on with what another process of us has begun.
+
+        Args:
+            stop: Set where it is not wanted any more.
+            is_known: It was up once, whether or not there is a record of it.
 
         Raises:
             ProvisionError: It did not come up; whatever there was of it was ended, or the text says otherwise.
@@ -79,7 +83,12 @@ class Head:
         if record is not None and record.phase is not Phase.LAUNCHING:
             return record
         if record is None:
-            if self.name in self._provider.found(self.name):
+            there = self.name in self._provider.found(self.name)
+            if there and (is_known or self._requests.lost):
+                return self._keep(Record(host=self.name, attempt=_ATTEMPT, phase=Phase.UP, choice=0))
+            if is_known:
+                raise ProvisionError(f"{self.name} is gone, and so is the record of what was asked for")
+            if there:
                 raise ProvisionError(
                     f"there is a cluster {self.name} already, which this run did not launch: "
                     "take it down, or give the job another name",

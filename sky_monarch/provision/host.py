@@ -253,7 +253,7 @@ class Host:
             turn = self._turn(order)
         while isinstance(turn, Turn):
             choice = turn.choice
-            beside = bool(self._leaving.left(self.name))
+            beside = any(older.stands for older in self._leaving.left(self.name))
             failure = self._launch_in(order, turn)
             if failure is not None and beside and failure.kind in _IN_THE_WAY:
                 failure = self._launch_once_alone(order, turn, failure)

@@ -27,7 +27,9 @@ def address(task: Mapping[str, Any], order: HostOrder) -> dict[str, Any]:
         "envs": envs,
         "secrets": {**task.get("secrets", {}), "SKY_MONARCH_ENROLMENT": order.enrolment},
     }
-    if hooks := hooks_on(infra, ship_id=str(envs.get("SKY_MONARCH_SHIP", "")), folder=folder):
+    # A head has no groups that could leave in order.
+    is_host = "head" not in order.agent
+    if is_host and (hooks := hooks_on(infra, ship_id=str(envs.get("SKY_MONARCH_SHIP", "")), folder=folder)):
         config = dict(task.get("config") or {})
         whole["config"] = {**config, "hooks": [*config.get("hooks", ()), *hooks]}
     return whole

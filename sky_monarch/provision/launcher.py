@@ -34,6 +34,7 @@ __all__ = ["Launcher"]
 _log = structlog.get_logger()
 _LOOK_S = 0.2
 _STATUS_S = 5.0
+_CLOSE_S = 2.0
 _AT_ONCE = 8
 _NO_CAPACITY, _FAILED, _CANCELLED = 3, 1, 8
 
@@ -68,6 +69,7 @@ class Launcher:
         self._status: dict[str, Any] = {}
         self._status_s = 0.0
         self._order: EndOrder | None = None
+        self._is_unrecorded = requests.lost  # nobody knows what was asked for
 
     def run(self) -> None:
         """Work until the run has ended, or this process does."""
@@ -98,8 +100,11 @@ class Launcher:
 
     def _work(self) -> None:
         try:
-            record = self._head.bring_up(self._interrupt)
-            if record.phase is Phase.UP and Door.of(self._folder) is None:
+            is_known = Door.of(self._folder) is not None
+            if is_known and self._head.record is None:
+                self._is_unrecorded = True
+            record = self._head.bring_up(self._interrupt, is_known=is_known)
+            if record.phase is Phase.UP and not is_known:
                 self._head.find(self._interrupt).keep(self._folder)
         except Superseded:
             if self.closing.is_set() or self._order is None:
@@ -137,7 +142,9 @@ class Launcher:
             if act is not None:
                 act()
         finally:
-            provisioner.controller.close()
+            working.join(_CLOSE_S)
+            if not working.is_alive():  # else it is in the middle of a question, which this process ends
+                provisioner.controller.close()
 
     def _provision(self, provisioner: Provisioner) -> None:
         try:
@@ -246,8 +253,7 @@ class Launcher:
 
     def _end_from_outside(self, ended: Ended) -> None:
         """Take down all that was ever asked for."""
-        everything = self._requests.lost  # then nobody knows what that was
-        names = self._hosts() if everything else self._left()
+        names = self._hosts() if self._is_unrecorded else self._left()
         left: dict[str, str | None] = dict.fromkeys(self._hosts())
         with ThreadPoolExecutor(max_workers=_AT_ONCE, thread_name_prefix="down") as pool:
             left |= dict(zip(names, pool.map(self._take_down, names), strict=True))

@@ -15,13 +15,12 @@ import structlog
 from sky_monarch.provision.classify import plain
 from sky_monarch.provision.client import Backoff
 from sky_monarch.provision.provider import Kind, ProvisionError, Superseded
-from sky_monarch.provision.requests import Phase, Record
+from sky_monarch.provision.requests import Record
 from sky_monarch.provision.shared import Shared
 
 __all__ = ["Leaving", "down_within"]
 
 _log = structlog.get_logger()
-_BILLED = (Phase.UP, Phase.LAUNCHING)
 
 
 def down_within(shared: Shared, cluster: str, limit_s: float, stop: threading.Event) -> ProvisionError | None:
@@ -114,7 +113,7 @@ class Leaving:
         with shared.lock:
             self._trouble.pop(record.cluster, None)
             self._threads.pop(record.cluster, None)
-        if record.phase in _BILLED:  # it has ended only now, and costs no more
+        if record.stands:  # it has ended only now, and costs no more
             shared.tell(replace(record, reason=""), "down")
         with shared.lock:  # told before it is forgotten: twice is fine, never is not
             shared.requests.forget(record)

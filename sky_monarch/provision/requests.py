@@ -73,6 +73,11 @@ class Record:
         return cluster_name(self.host, self.attempt)
 
     @property
+    def stands(self) -> bool:
+        """Whether its cluster is there as far as is known: it holds room, and bills."""
+        return self.phase in (Phase.LAUNCHING, Phase.UP)
+
+    @property
     def asked(self) -> bool:
         """Whether a provider was ever asked for it: else there is nothing of it to end."""
         return self.choice is not None or self.phase in (Phase.UP, Phase.ENDED)

@@ -353,7 +353,7 @@ class Run(AbstractContextManager["Run"]):
         if self._folder.phase() is Phase.LOST:
             lost = "its agent died" if self._folder.agent() is None else "its folder was removed"
             state, code, why = "FAILED", 1, f"{lost}; what was left was ended by down"
-        if self._folder.head is not None and not purge:
+        if self._folder.head is not None and not purge and (self._folder.resumable or self.over):
             return self._end_away(grace_s, reason, told)
         if purge:
             why = f"{reason} --purge: its hosts were not waited for"

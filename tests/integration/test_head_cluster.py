@@ -85,6 +85,7 @@ def test_the_head_is_a_cluster_that_goes_last(workbench: Workbench) -> None:
         assert path.stat().st_mode & 0o777 == 0o600, path
     for process in carrying(folder.run_id):
         assert CANARY not in process.command()
+    assert workbench.cli("logs", "far", "--tail", "1", "--replica", "1").stdout.strip(), "by way of the head"
     token = folder.token
     assert token is not None
     for path in folder.path.rglob("*.log"):

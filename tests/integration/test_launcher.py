@@ -269,6 +269,25 @@ def test_by_ssh_the_head_answers_at_the_socket_here_and_a_way_that_is_lost_is_op
             site.close()
 
 
+@pytest.mark.parametrize("content", [None, "{}"])
+def test_where_the_record_is_lost_the_head_is_still_ours(site: Site, content: str | None) -> None:
+    with site.launcher():
+        site.controller.want("demo-h0")
+        site.controller.reported("demo-h0", "launched")
+    if content is None:
+        (site.folder / "requests.json").unlink()
+    else:
+        (site.folder / "requests.json").write_text(content)
+
+    with site.launcher():
+        site.controller.stop()
+        site.order_end()
+        final = site.final()
+
+    assert final["state"] == "CANCELLED"
+    assert site.provider.clusters == {}, final["reason"]
+
+
 def test_a_record_of_a_head_that_was_lost_is_its_end(site: Site) -> None:
     site.requests_file.put(Record(host=HEAD, attempt=1, phase=Phase.ENDED, reason="gone before"))
 

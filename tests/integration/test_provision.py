@@ -197,7 +197,7 @@ def test_where_all_hosts_are_lost_the_job_may_move(bench: Bench) -> None:
 
 def test_an_older_attempt_goes_beside_the_next_one_and_those_before_it_go_first(bench: Bench) -> None:
     provider = FakeProvider()
-    with bench.provisioner(provider, plan("slurm/loop")):
+    with bench.provisioner(provider, plan("slurm/loop")) as running:
         bench.controller.want("demo-h0")
         bench.controller.reported("demo-h0", "launched")
         provider.goes.clear()
@@ -207,7 +207,7 @@ def test_an_older_attempt_goes_beside_the_next_one_and_those_before_it_go_first(
         assert provider.clusters == {"demo-h0": 1, "demo-h0-a2": 2}, "the launch has waited for nothing"
 
         bench.controller.want("demo-h0", attempt=3, replaces=2)
-        eventually(lambda: bench.controller.asked_after.count(3) > 0 or provider.downs.count("demo-h0") > 0)
+        eventually(lambda: running._shared.waiting or len(provider.launches) == 3)
         assert [attempt for _, attempt, *_ in provider.launches] == [1, 2], "one goes at a time"
         provider.goes.set()
         bench.controller.reported("demo-h0", "down")

@@ -133,10 +133,11 @@ class HostSimulation(Simulation):
         event = model.HostReport(host=name, attempt=attempt, state=state, kind=kind, reason="so it is")
 
         def arrive() -> None:
-            if self._down or not self.launcher_here:
-                self.after(1.0, arrive)  # it is said until it is heard
+            # It is said until it is heard: a controller that is killed while it is paused has heard nothing.
+            if self._down or self._paused is not None or not self.launcher_here:
+                self.after(1.0, arrive)
             else:
-                self.hear(lambda: self.decide(event))
+                self.decide(event)
 
         copies = 1 if self.steady or self.chance.random() < 0.8 else 2
         for copy in range(copies):

@@ -20,7 +20,7 @@ AWAY = [
         "self.head_gone = self.head_gone or reason",
         "pass",
         f"{HEAD}test_a_head_that_dies_ends_the_run_and_its_hosts_and_says_so",
-        "not within 60 s",
+        "has not answered for 20 s",
     ),
     replaced(
         "provision/launcher.py",

@@ -14,10 +14,12 @@ from sky_monarch.errors import ConfigError
 from sky_monarch.head import become_head
 from sky_monarch.launch.bootstrap import HEAD_RUN, HEAD_SETUP
 from sky_monarch.launch.cluster_plan import plan_clusters
+from sky_monarch.launch.folder import Phase, RunFolder
 from sky_monarch.launch.head import Away
 from sky_monarch.launch.remote import launchable, plan_remote, rehearsal
 from sky_monarch.provision.head import pinned
 from sky_monarch.provision.settings import load_settings
+from sky_monarch.sdk.run import Run
 from tests.unit.test_remote_plan import IDENTITIES, SHIPMENT, local
 
 BASE = "name: demo\nreplicas: 2\nrun: python train.py\nenvs: {A: env-canary}\nsecrets: {S: secret-canary}\n"
@@ -179,3 +181,31 @@ def test_hosts_are_launched_exactly_where_the_head_is():
     assert moved["infra"] == "k8s/ctx"
     assert {one["task"]["resources"]["infra"] for one in moved["tasks"]} == {"k8s/ctx"}
     assert pinned(choices, None) is choices
+
+
+def test_what_may_still_bill_of_an_ended_run_is_every_cluster_whose_end_nobody_saw_the_head_too(tmp_path):
+    folder = tmp_path / "runs" / "demo-1"
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(json.dumps(dict(planned().head.run_json)))
+    told = [{"host": "demo-h0", "phase": "DOWN"}, {"host": "demo-h1", "phase": "UP"}]
+    final = {"run_id": "demo-1", "state": "CANCELLED", "hosts": told}
+
+    (folder / "final.json").write_text(json.dumps(final))
+    assert Run(RunFolder(folder)).may_bill() == ("demo-h1", "demo-head")
+    told.append({"host": "demo-head", "phase": "DOWN"})
+    (folder / "final.json").write_text(json.dumps(final))
+    assert Run(RunFolder(folder)).may_bill() == ("demo-h1",)
+
+
+def test_a_run_with_a_head_elsewhere_lives_whether_or_not_anything_of_it_runs_here(tmp_path):
+    folder = tmp_path / "runs" / "demo-1"
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(json.dumps(dict(planned().head.run_json)))
+    run = RunFolder(folder)
+
+    assert run.phase() is Phase.LOST, "nobody launches it, and nobody knows a way to its head"
+    run.door.write_text("{}")
+    assert run.phase() is Phase.LIVE
+    assert "its head is the cluster demo-head" in (run.holder() or "")
+    (folder / "final.json").write_text("{}")
+    assert run.phase() is Phase.ENDED

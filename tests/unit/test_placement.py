@@ -86,6 +86,15 @@ def test_each_attempt_at_a_host_has_a_cluster_name_of_its_own_and_is_known_by_it
         assert attempt_of(other, "a-job-h0") is None
 
 
+def test_attempts_at_a_host_with_a_long_name_differ_in_what_every_place_keeps_of_it() -> None:
+    host = f"{'long-' * 7}named-h12"
+    names = [cluster_name(host, attempt) for attempt in (2, 3, 1000)]
+    assert [len(name) for name in names] == [33, 33, 33]
+    assert len(set(names)) == 3
+    assert [attempt_of(name, host) for name in names] == [2, 3, 1000]
+    assert attempt_of(names[0], host.replace("h12", "h13")) is None
+
+
 def test_spare_hosts_come_last_and_have_no_groups() -> None:
     shape = Shape(gpus=8, groups=2, nodes=1, sets=2, unused=0)
     found = host_sets("a", replicas=3, shape=shape, spare=2)

@@ -56,6 +56,8 @@ class Handler(BaseHTTPRequestHandler):
             failed = request.get_error() is not None
             payload = encoded(request)
             return self.reply(500 if failed else 200, {"detail": payload} if failed else payload)
+        if url.path == "/api/stream":
+            return self.reply(200, {})
         self.reply(404, {"detail": url.path})
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or "null")
@@ -66,10 +68,12 @@ class Handler(BaseHTTPRequestHandler):
 server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
 os.environ["SKYPILOT_API_SERVER_ENDPOINT"] = f"http://127.0.0.1:{server.server_port}"
 import sky
-from sky import exceptions
+from sky import backends, exceptions
+from sky.schemas.api import responses
 from sky.server import constants
 from sky.server.requests import payloads
 from sky.server.requests import requests as kept
+from sky.utils import status_lib
 from sky_monarch.launch import skypilot
 from sky_monarch.provision import skypilot as provider
 threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -121,6 +125,18 @@ out["find"] = [attempt(lambda: skypilot.find_launch("demo-h0", since)) for since
 out["results"] = {name: attempt(lambda: skypilot.launched(name)) for name in ("full", "nobody", "cancelled")}
 out["gone"] = attempt(lambda: skypilot.result("gone"))
 out["none"] = attempt(lambda: skypilot.clusters("none"))
+head = backends.CloudVmRayResourceHandle(
+    cluster_name="demo-head", cluster_name_on_cloud="demo-head-1", cluster_yaml=None, launched_nodes=1,
+    launched_resources=sky.Resources(infra="oci"), stable_ssh_ports=[2222],
+    stable_internal_external_ips=[("10.0.0.1", "192.0.2.7")],
+)
+answers["request-status"] = request("sky.status", None, value=[responses.StatusResponse(
+    name="demo-head", launched_at=1, handle=head, status=status_lib.ClusterStatus.UP, autostop=10, to_down=True,
+    cluster_hash="h", cluster_ever_up=True, user_hash="u", user_name="n", workspace="default", is_managed=False,
+    nodes=1, credentials={"ssh_user": "sky", "ssh_private_key_content": "KEY", "ssh_private_key": "~/.ssh/none"},
+)])
+out["ssh"] = [attempt(lambda: skypilot.ssh(name)) for name in ("demo-head", "demo-gone")]
+out["ssh config"] = open(out["ssh"][0]["value"][1]).read() if "value" in out["ssh"][0] else None
 dead.set()
 server.shutdown()
 server.server_close()
@@ -172,6 +188,18 @@ def test_a_launch_carries_the_task_with_its_autodown_and_its_secret(said):
     assert "down: true" in body["task"]
     assert "SKY_MONARCH_ENROLMENT: c2VjcmV0" in body["task"]
     assert "c2VjcmV0" not in json.dumps({key: value for key, value in body.items() if key != "task"})
+
+
+def test_how_a_cluster_is_reached_by_ssh_is_what_skypilots_own_commands_write(said):
+    out, _, _ = said
+    (found, missing), config = out["ssh"], out["ssh config"]
+
+    assert found["value"][0] == "-F"
+    assert found["value"][2] == "demo-head"
+    assert "Host demo-head\n  HostName 192.0.2.7\n  User sky\n" in config
+    assert "  Port 2222\n" in config
+    assert "demo-gone" in missing["reason"]
+    assert not missing["away"]
 
 
 def test_a_status_is_asked_of_the_clouds_or_of_skypilots_notes_alone(said):
