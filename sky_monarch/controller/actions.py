@@ -17,6 +17,7 @@ __all__ = [
     "Shutdown",
     "StartGroup",
     "StopGroup",
+    "WhoSaves",
 ]
 
 
@@ -58,6 +59,15 @@ class Release:
     """Let sessions that are done leave."""
 
     host: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhoSaves:
+    """Tell a host that is leaving which of its groups saves what nobody else has; None where others stay."""
+
+    host: str
+    replica: int | None
     reason: str
 
 
@@ -125,5 +135,15 @@ class CancelTimer:
 
 
 Action = (
-    Setup | StartGroup | StopGroup | Release | Shutdown | Fence | Probe | HostLost | SetTimer | CancelTimer
+    Setup
+    | StartGroup
+    | StopGroup
+    | Release
+    | WhoSaves
+    | Shutdown
+    | Fence
+    | Probe
+    | HostLost
+    | SetTimer
+    | CancelTimer
 )

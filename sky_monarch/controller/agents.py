@@ -89,11 +89,15 @@ class Agents:
 
     def __init__(self, channel: Channel, hosts: Mapping[str, tuple[int, ...]], *, ranks: int) -> None:
         self._channel = channel
-        self._hosts = {name: frozenset(replicas) for name, replicas in hosts.items()}
+        self.place(hosts)
         self._ranks = ranks
         self._peers: dict[int, _Peer] = {}
         self._by_host: dict[str, _Peer] = {}
         self.fenced: Callable[[str, int], str | None] = lambda _host, _attempt: None
+
+    def place(self, hosts: Mapping[str, Sequence[int]]) -> None:
+        """Replica groups by host, from now on: whoever speaks for others is dropped."""
+        self._hosts = {name: frozenset(replicas) for name, replicas in hosts.items()}
 
     def fileno(self) -> int:
         """Readable when :meth:`drain` has something."""

@@ -19,7 +19,7 @@ from sky_monarch.controller.model import (
     StopGroup,
 )
 
-__all__ = ["Turn", "agent_timer", "count_of", "host_timer", "probe_timer"]
+__all__ = ["Turn", "agent_timer", "count_of", "empty_timer", "host_timer", "probe_timer"]
 
 _MOST_NAMES = 8
 
@@ -112,6 +112,11 @@ def agent_timer(host: str) -> str:
 def host_timer(host: str) -> str:
     """Name of the timer for the pause before the next attempt at a host."""
     return f"host:{host}"
+
+
+def empty_timer(host: str) -> str:
+    """Name of the timer for the last look at the output of a host that nothing runs on any more."""
+    return f"empty:{host}"
 
 
 def probe_timer(host: str) -> str:

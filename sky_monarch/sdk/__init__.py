@@ -14,6 +14,7 @@ from sky_monarch.launch.folder import Phase, RunFolder, find, list_runs
 from sky_monarch.sdk import _up
 from sky_monarch.sdk._up import Job
 from sky_monarch.sdk.run import Run
+from sky_monarch.sdk.scaling import Scaled
 from sky_monarch.sdk.types import (
     TERMINAL_STATES,
     Event,
@@ -48,6 +49,7 @@ __all__ = [
     "RecoveryRecord",
     "Run",
     "RunStatus",
+    "Scaled",
     "SetupStatus",
     "attach",
     "debug_bundle",
@@ -56,6 +58,7 @@ __all__ = [
     "logs",
     "plan",
     "runs",
+    "scale",
     "status",
     "up",
     "validate",
@@ -230,6 +233,24 @@ def down(name_or_id: str, *, grace_s: float = 10.0, reason: str = "down", purge:
     """
     with attach(name_or_id) as run:
         return run.down(grace_s=grace_s, reason=reason, purge=purge)
+
+
+def scale(name_or_id: str, replicas: int, *, dry_run: bool = False, reason: str = "scale") -> Scaled:
+    """Have another number of replica groups in a run that goes on; see :meth:`Run.scale`.
+
+    Args:
+        name_or_id: The run.
+        replicas: How many: those with the lowest numbers.
+        dry_run: Say what would change, and change nothing.
+        reason: Shown in the events.
+
+    Raises:
+        RunNotFoundError: There is no such run.
+        ConfigError: It cannot be: too few, no room for so many, or the run is ending. Nothing was changed.
+        ChannelTimeoutError: The controller did not answer in time. It may have heard.
+    """
+    with attach(name_or_id) as run:
+        return run.scale(replicas, dry_run=dry_run, reason=reason)
 
 
 def debug_bundle(name_or_id: str | None = None, target: Path | None = None) -> Bundle:

@@ -14,12 +14,13 @@ from sky_monarch.launch.folder import Phase, RunFolder, find
 from sky_monarch.sdk import _api, _archive, _up
 from sky_monarch.sdk._archive import Selection
 from sky_monarch.sdk.run import Run
+from sky_monarch.sdk.scaling import Scaled, require_live, scale_body
 from sky_monarch.sdk.types import Event, LogLine, RunStatus
 
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["AsyncRun", "attach", "down", "events", "logs", "status", "up"]
+__all__ = ["AsyncRun", "attach", "down", "events", "logs", "scale", "status", "up"]
 
 _POLL_S = 0.1
 
@@ -172,6 +173,27 @@ class AsyncRun(AbstractAsyncContextManager["AsyncRun"]):
             async for line in response.aiter_lines():
                 yield line
 
+    async def scale(
+        self, replicas: int, *, dry_run: bool = False, reason: str = "scale", patience_s: float = 20.0
+    ) -> Scaled:
+        """Have another number of replica groups; see :meth:`Run.scale`.
+
+        Raises:
+            ConfigError: It cannot be. Nothing was changed.
+            ChannelTimeoutError: The controller did not answer in time. It may have heard.
+        """
+        body = scale_body(replicas, dry_run=dry_run, reason=reason)
+        patience = _api.Patience(self._folder, limit_s=patience_s)
+        while True:
+            require_live(self._folder)
+            try:
+                response = await self._http().post("/v1/scale", json=body)
+                if response.status_code not in (200, 202):
+                    raise _api.failure(response.status_code, response.content)
+                return Scaled.from_json(response.json())
+            except _api.transient() as error:
+                await asyncio.sleep(patience.delay_s(error))
+
     async def down(self, *, grace_s: float = 10.0, reason: str = "down", purge: bool = False) -> RunStatus:
         """End the run in order; see :meth:`Run.down`.
 
@@ -248,6 +270,18 @@ async def logs(name_or_id: str, **selection: Any) -> AsyncIterator[LogLine]:
     async with AsyncRun(find(name_or_id)) as run:
         async for line in run.logs(**selection):
             yield line
+
+
+async def scale(name_or_id: str, replicas: int, *, dry_run: bool = False, reason: str = "scale") -> Scaled:
+    """Have another number of replica groups in a run; see :meth:`Run.scale`.
+
+    Raises:
+        RunNotFoundError: There is none.
+        ConfigError: It cannot be. Nothing was changed.
+        ChannelTimeoutError: The controller did not answer in time. It may have heard.
+    """
+    async with AsyncRun(find(name_or_id)) as run:
+        return await run.scale(replicas, dry_run=dry_run, reason=reason)
 
 
 async def down(

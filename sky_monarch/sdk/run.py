@@ -14,6 +14,7 @@ from sky_monarch.launch.folder import Phase, RunFolder
 from sky_monarch.launch.process import carrying
 from sky_monarch.sdk import _api, _archive
 from sky_monarch.sdk._archive import Selection
+from sky_monarch.sdk.scaling import Scaled, require_live, scale_body
 from sky_monarch.sdk.types import Event, LogLine, RunStatus
 
 if TYPE_CHECKING:
@@ -289,12 +290,42 @@ class Run(AbstractContextManager["Run"]):
                 raise _api.failure(response.status_code, response.read())
             yield from response.iter_lines()
 
+    def scale(
+        self, replicas: int, *, dry_run: bool = False, reason: str = "scale", patience_s: float = 20.0
+    ) -> Scaled:
+        """Have another number of replica groups: those with the lowest numbers. Safe to repeat.
+
+        New ones get their state from those that train; hosts are asked for where they need some. Those that leave
+        finish their step; hosts that nothing is left on are taken down. Returns once the order is noted.
+
+        Args:
+            replicas: How many.
+            dry_run: Say what would change, and change nothing.
+            reason: Shown in the events.
+            patience_s: Longest wait for a controller that is being restarted.
+
+        Raises:
+            ConfigError: It cannot be: too few, no room for so many, or the run is ending. Nothing was changed.
+            ChannelTimeoutError: The controller did not answer in time. It may have heard.
+        """
+        body = scale_body(replicas, dry_run=dry_run, reason=reason)
+        patience = _api.Patience(self._folder, limit_s=patience_s)
+        while True:
+            require_live(self._folder)
+            try:
+                response = self._http().post("/v1/scale", json=body)
+                if response.status_code not in (200, 202):
+                    raise _api.failure(response.status_code, response.content)
+                return Scaled.from_json(response.json())
+            except _api.transient() as error:
+                time.sleep(patience.delay_s(error))
+
     def may_bill(self) -> tuple[str, ...]:
         """Clusters of a run that has ended, or was lost, of which nobody has seen the end."""
         if self._folder.provider != "skypilot" or self._folder.phase() in (Phase.LIVE, Phase.LAUNCHING):
             return ()
         known = {host.host: host.phase for host in self.status().hosts}
-        return tuple(host for host in self.hosts if known.get(host) != "DOWN")
+        return tuple(host for host in dict.fromkeys((*self.hosts, *known)) if known.get(host) != "DOWN")
 
     def down(
         self,
