@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sky_monarch.errors import ChannelError
 from sky_monarch.launch.folder import Phase, RunFolder, find, list_runs
-from sky_monarch.sdk import _up
-from sky_monarch.sdk._up import Job
 from sky_monarch.sdk.run import Run
 from sky_monarch.sdk.scaling import Scaled
 from sky_monarch.sdk.types import (
@@ -33,6 +31,7 @@ from sky_monarch.sdk.types import (
 if TYPE_CHECKING:
     from sky_monarch.config import JobSpec
     from sky_monarch.launch.cluster_plan import ClusterPlan
+    from sky_monarch.sdk._up import Job as Job
     from sky_monarch.sdk.bundle import Bundle
 
 __all__ = [
@@ -65,6 +64,14 @@ __all__ = [
 ]
 
 
+def __getattr__(name: str) -> Any:
+    if name != "Job":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from sky_monarch.sdk import _up
+
+    return _up.Job
+
+
 def validate(path: str | Path) -> JobSpec:
     """Read and check a job file; start nothing.
 
@@ -94,6 +101,8 @@ def plan(
     Raises:
         ConfigError: The job cannot be used, or can be nowhere that it names; every reason is in it.
     """
+    from sky_monarch.sdk import _up  # planning costs more to import than all the rest
+
     return _up.plan_anywhere(job, name=name, env=env, secret=secret)
 
 
@@ -134,6 +143,8 @@ def up(
         LaunchError: It did not come up; what had started was ended. Or SkyPilot is not installed.
         RunFailedError: With ``detach=False``: it ended badly (as do SetupError and SupervisionError).
     """
+    from sky_monarch.sdk import _up
+
     options = {"name": name, "env": env, "secret": secret, "inject": inject}
     run = _up.launch_job(job, timeout_s=timeout_s, hosts=hosts, address=head_address, **options)
     if not detach:

@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING, Any, Self
 
 from sky_monarch.errors import ChannelTimeoutError
 from sky_monarch.launch.folder import Phase, RunFolder, find
-from sky_monarch.sdk import _api, _archive, _up
+from sky_monarch.sdk import _api, _archive
 from sky_monarch.sdk._archive import Selection
+from sky_monarch.sdk._http import load_httpx
 from sky_monarch.sdk.run import Run
 from sky_monarch.sdk.scaling import Scaled, require_live, scale_body
 from sky_monarch.sdk.types import Event, LogLine, RunStatus
 
 if TYPE_CHECKING:
     import httpx
+
+    from sky_monarch.sdk import _up
 
 __all__ = ["AsyncRun", "attach", "down", "events", "logs", "scale", "status", "up"]
 
@@ -62,8 +65,7 @@ class AsyncRun(AbstractAsyncContextManager["AsyncRun"]):
             self._client = None
 
     def _http(self) -> httpx.AsyncClient:
-        import httpx
-
+        httpx = load_httpx()
         if self._client is None:
             self._client = httpx.AsyncClient(
                 # A unix socket: no certificates are loaded, which would take most of a status's time.
@@ -223,6 +225,8 @@ async def up(
         RunExistsError: A live run has its name.
         LaunchError: It did not come up; what had started was ended.
     """
+    from sky_monarch.sdk import _up  # planning costs more to import than all the rest
+
     options: dict[str, Any] = {"name": name, "env": env, "secret": secret, "inject": inject}
     options |= {"hosts": hosts, "address": head_address}
     work = functools.partial(_up.launch_job, job, timeout_s=timeout_s, **options)

@@ -9,11 +9,11 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Self
 
 from sky_monarch.errors import ChannelTimeoutError, LaunchError, SkyMonarchError, SystemCallError
-from sky_monarch.launch import local
 from sky_monarch.launch.folder import Phase, RunFolder
 from sky_monarch.launch.process import carrying
 from sky_monarch.sdk import _api, _archive
 from sky_monarch.sdk._archive import Selection
+from sky_monarch.sdk._http import load_httpx
 from sky_monarch.sdk.scaling import Scaled, require_live, scale_body
 from sky_monarch.sdk.types import Event, LogLine, RunStatus
 
@@ -80,8 +80,7 @@ class Run(AbstractContextManager["Run"]):
             self._client = None
 
     def _http(self) -> httpx.Client:
-        import httpx
-
+        httpx = load_httpx()
         if self._client is None:
             self._client = httpx.Client(
                 # A unix socket: no certificates are loaded, which would take most of a status's time.
@@ -94,8 +93,7 @@ class Run(AbstractContextManager["Run"]):
 
     def answers(self) -> bool:
         """Whether the controller answers right now (one attempt, 2 s at most)."""
-        import httpx
-
+        httpx = load_httpx()
         if not self._folder.api.exists():
             return False
         try:
@@ -119,6 +117,8 @@ class Run(AbstractContextManager["Run"]):
             LaunchError: It cannot be taken up again.
             RunExistsError: Another live run has its name.
         """
+        from sky_monarch.launch import local
+
         if self._folder.phase() is Phase.LOST:
             self.resumed = local.resume(self._folder, ready=lambda _: self.answers(), deadline_s=timeout_s)
             return self.resumed
@@ -349,6 +349,8 @@ class Run(AbstractContextManager["Run"]):
         Raises:
             SystemCallError: Some process could not be ended.
         """
+        from sky_monarch.launch import local
+
         state, code, why = "CANCELLED", 8, reason
         if self._folder.phase() is Phase.LOST:
             lost = "its agent died" if self._folder.agent() is None else "its folder was removed"
@@ -368,6 +370,8 @@ class Run(AbstractContextManager["Run"]):
 
     def _end_with_hosts(self, grace_s: float, reason: str, told: Callable[[RunStatus], None] | None) -> None:
         """Have the run's own controller take its hosts down: nobody else knows which of them there are."""
+        from sky_monarch.launch import local
+
         for _ in range(2):
             if self._folder.phase() is Phase.LOST:
                 try:
