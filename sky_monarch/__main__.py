@@ -18,7 +18,7 @@ def main() -> None:
         # Nothing has been started yet; the command group puts Python's handler back.
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     _hide_values()
-    # What is imported stays: Python would search all of it for garbage dozens of times meanwhile (a tenth of a `status`).
+    # What is imported stays: Python would search all of it for garbage dozens of times, a tenth of a `status`.
     gc.set_threshold(_GARBAGE)
     from sky_monarch.cli import main as run
 

@@ -145,9 +145,11 @@ class Replacing(Verdict):
         timers = (agent_timer, host_timer, probe_timer)
         self.actions += [CancelTimer(name=of(host.name)) for of in timers]
         # Who left in order has lost nothing, and has said so.
-        trained = () if host.leaving else map(self.state.groups.__getitem__, host.replicas)
+        trained = map(self.state.groups.__getitem__, host.replicas)
         lost = tuple(
-            (g.replica, g.generation) for g in trained if g.started and not (g.phase.final or g.dropped)
+            (g.replica, g.generation)
+            for g in trained
+            if g.started and not (g.phase.final or g.dropped) and (g.live or not host.leaving)
         )
         if lost and not self._ending:
             self.actions.append(HostLost(host=host.name, attempt=host.attempt, groups=lost, reason=why))

@@ -202,6 +202,7 @@ def test_a_host_that_is_lost_while_its_group_leaves_does_not_bring_it_back() -> 
     run.silent("job-h2")
     assert run.host("job-h2").phase is HostPhase.DOWN
     assert run.state.groups[2].phase is GroupPhase.STOPPED
+    assert run.host("job-h2").attempt == 1, "and is not asked for again"
     assert not kinds(run.actions, model.HostLost), "it was leaving"
 
 
