@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from sky_monarch.sdk import RecoveryRecord as RecoveryRecord
     from sky_monarch.sdk import Run as Run
     from sky_monarch.sdk import RunStatus as RunStatus
+    from sky_monarch.sdk import Scaled as Scaled
     from sky_monarch.sdk import aio as aio
     from sky_monarch.sdk import attach as attach
     from sky_monarch.sdk import down as down
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from sky_monarch.sdk import logs as logs
     from sky_monarch.sdk import plan as plan
     from sky_monarch.sdk import runs as runs
+    from sky_monarch.sdk import scale as scale
     from sky_monarch.sdk import status as status
     from sky_monarch.sdk import up as up
     from sky_monarch.sdk import validate as validate
@@ -65,6 +67,7 @@ _HOMES = {
     "RunFailedError": "sky_monarch.errors",
     "RunNotFoundError": "sky_monarch.errors",
     "RunStatus": "sky_monarch.sdk",
+    "Scaled": "sky_monarch.sdk",
     "SkyMonarchError": "sky_monarch.errors",
     "aio": "sky_monarch.sdk",
     "attach": "sky_monarch.sdk",
@@ -73,6 +76,7 @@ _HOMES = {
     "logs": "sky_monarch.sdk",
     "plan": "sky_monarch.sdk",
     "runs": "sky_monarch.sdk",
+    "scale": "sky_monarch.sdk",
     "status": "sky_monarch.sdk",
     "up": "sky_monarch.sdk",
     "validate": "sky_monarch.sdk",
@@ -95,6 +99,7 @@ __all__ = [
     "RunFailedError",
     "RunNotFoundError",
     "RunStatus",
+    "Scaled",
     "SkyMonarchError",
     "aio",
     "attach",
@@ -103,6 +108,7 @@ __all__ = [
     "logs",
     "plan",
     "runs",
+    "scale",
     "status",
     "up",
     "validate",

@@ -315,6 +315,18 @@ class LighthouseControl:
             PeerRefusedError: The token or the run is another's.
         """
 
+    def expect(self, replicas: int, timeout_s: float) -> None:
+        """Let a start wait for so many replica groups from now on.
+
+        Args:
+            replicas: Of the run.
+            timeout_s: Longest wait, tries at a lighthouse that is down included.
+
+        Raises:
+            ChannelTimeoutError: No answer within ``timeout_s``. To repeat it is harmless.
+            PeerRefusedError: The token or the run is another's.
+        """
+
     def state(self, timeout_s: float) -> str:
         """Everything the lighthouse knows, as JSON text.
 

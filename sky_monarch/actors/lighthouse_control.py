@@ -41,6 +41,19 @@ class LighthouseControl:
         """
         return self._core.evict(replica, generation, timeout_s)
 
+    def expect(self, replicas: int, *, timeout_s: float = 10.0) -> None:
+        """Let a start wait for so many replica groups from now on, after a restart of the lighthouse too.
+
+        Args:
+            replicas: Of the run.
+            timeout_s: Longest wait, in seconds, tries at a lighthouse that is down included.
+
+        Raises:
+            ChannelTimeoutError: No answer within ``timeout_s``. To repeat it is harmless.
+            PeerRefusedError: The token or the run is another's.
+        """
+        self._core.expect(replicas, timeout_s)
+
     def state(self, *, timeout_s: float = 10.0) -> dict[str, Any]:
         """Everything the lighthouse knows, as in its ``/status.json`` under ``lighthouse``.
 

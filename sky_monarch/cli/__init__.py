@@ -17,6 +17,7 @@ from sky_monarch.cli import (
     logs,
     plan,
     processes,
+    scale,
     status,
     up,
     validate,
@@ -65,6 +66,7 @@ app.command("attach")(attach.attach)
 app.command("status")(status.status)
 app.command("logs")(logs.logs)
 app.command("events")(events.events)
+app.command("scale")(scale.scale)
 app.command("down")(down.down)
 app.command("debug-bundle")(debug_bundle.debug_bundle)
 app.command("validate")(validate.validate)

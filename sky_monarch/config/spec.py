@@ -166,8 +166,9 @@ class Recovery(Part):
     the next spare is provisioned behind them. Each costs as much as any other host."""
 
     on_notice: Literal["leave", "checkpoint"] = "leave"
-    """What groups do whose host is about to be taken away. `leave`: finish the step and go. `checkpoint`: the one of
-    them whose turn it is to save does so before it goes, if the grace time allows."""
+    """What groups do whose host is about to be taken away. `leave`: finish the step and go; where the job has a
+    `checkpoint` and no other group stays that has the state, one of them saves first. `checkpoint`: the one of them
+    whose turn it is to save does so in any case. Both if the grace time allows."""
 
 
 def _target(value: object) -> object:

@@ -48,7 +48,7 @@ run: python train.py             # what each rank runs; a single command gets no
 #   standby: 1                   # warm standby processes a rank: 0 or 1
 #   standby_start: fork          # exec: each standby imports for itself, where a preloaded module bears no fork
 #   spare: 0                     # hosts kept ready, beyond this machine, for the groups of one that is lost
-#   on_notice: leave             # checkpoint: also save the state before a host that is taken back is gone
+#   on_notice: leave             # checkpoint: save the state whenever a host is taken back, not with the last one only
 #   standby_until: imports       # session: it also runs the script, up to its Session, ahead of time
 
 # checkpoint: null               # where the state is saved for the case that every replica group is gone:

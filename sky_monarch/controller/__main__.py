@@ -18,10 +18,12 @@ import uvicorn
 
 from sky_monarch.actors.authority import Authority
 from sky_monarch.actors.channel_server import ChannelServer
+from sky_monarch.actors.lighthouse_control import LighthouseControl
 from sky_monarch.controller.agents import Agents
 from sky_monarch.controller.api import make_app
 from sky_monarch.controller.controller import Controller
 from sky_monarch.controller.enrolment import Issuer
+from sky_monarch.controller.expectation import Expectation
 from sky_monarch.controller.plans import Plans
 from sky_monarch.controller.rebuild import open_journal
 from sky_monarch.controller.settings import Settings, load_settings
@@ -92,7 +94,16 @@ async def _serve(settings: Settings, plans: Plans) -> None:
         listener_fd=settings.listener_fd,
     )
     agents = Agents(channel, settings.hosts, ranks=plans.limits.ranks_per_replica)
-    controller = Controller(settings, plans, journal, agents, lost=lost, issuer=_issuer(settings))
+    controller = Controller(
+        settings,
+        plans,
+        journal,
+        agents,
+        lost=lost,
+        issuer=_issuer(settings),
+        expectation=_expectation(settings),
+        room=plans.room(),
+    )
     listener = _listen(settings.api)
     server = _Server(
         uvicorn.Config(
@@ -136,6 +147,14 @@ def _issuer(settings: Settings) -> Issuer | None:
     if settings.authority is None:
         return None
     return Authority.from_json(settings.authority)
+
+
+def _expectation(settings: Settings) -> Expectation | None:
+    """Who tells the lighthouse of another number of groups; TorchFT's expects none."""
+    if settings.lighthouse_supervised is None:
+        return None
+    line = LighthouseControl(settings.lighthouse_supervised, token=settings.token, run_id=settings.run_id)
+    return Expectation(line.expect)
 
 
 def _listen(path: Path) -> socket.socket:

@@ -18,6 +18,7 @@ __all__ = [
     "Shutdown",
     "StartGroup",
     "StopGroup",
+    "WhoSaves",
 ]
 
 
@@ -59,6 +60,15 @@ class Release:
     """Let sessions that are done leave."""
 
     host: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhoSaves:
+    """Tell a host that is leaving which of its groups saves what nobody else has; None where others stay."""
+
+    host: str
+    replica: int | None
     reason: str
 
 
@@ -140,6 +150,7 @@ Action = (
     | StartGroup
     | StopGroup
     | Release
+    | WhoSaves
     | Shutdown
     | Fence
     | Probe

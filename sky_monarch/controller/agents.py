@@ -90,13 +90,17 @@ class Agents:
 
     def __init__(self, channel: Channel, hosts: Mapping[str, tuple[int, ...]], *, ranks: int) -> None:
         self._channel = channel
-        self._hosts = {name: frozenset(replicas) for name, replicas in hosts.items()}
-        self._all = frozenset[int]().union(*self._hosts.values())
+        self.place(hosts)
         self._ranks = ranks
         self._peers: dict[int, _Peer] = {}
         self._by_host: dict[str, _Peer] = {}
         self.fenced: Callable[[str, int], str | None] = lambda _host, _attempt: None
-        self.homes: Callable[[str], frozenset[int]] = self._hosts.__getitem__
+        self.homes: Callable[[str], frozenset[int]] = lambda host: self._hosts[host]
+
+    def place(self, hosts: Mapping[str, Sequence[int]]) -> None:
+        """Replica groups by host, from now on: whoever speaks for others is dropped."""
+        self._hosts = {name: frozenset(replicas) for name, replicas in hosts.items()}
+        self._all = frozenset[int]().union(*self._hosts.values())
 
     def fileno(self) -> int:
         """Readable when :meth:`drain` has something."""

@@ -17,6 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sky_monarch.controller.api_hosts import Hosts, host_routes
+from sky_monarch.controller.api_scale import Scales, scale_route
 from sky_monarch.controller.logs import Line, LogReader, Process
 from sky_monarch.errors import ChannelError, ConfigError, RunNotFoundError, SkyMonarchError
 
@@ -30,7 +31,7 @@ _DEFAULT_GRACE_S = 10.0
 _KEEP_ALIVE_S = 5.0
 
 
-class Run(Protocol):
+class Run(Scales, Protocol):
     """What the API needs of the controller."""
 
     logs: LogReader
@@ -114,6 +115,7 @@ def make_app(run: Run, token: str) -> ASGIApp:
             Route("/v1/logs", logs, methods=["GET"]),
             Route("/v1/logs/raw", raw, methods=["GET"]),
             Route("/v1/down", down, methods=["POST"]),
+            scale_route(run, _body),
             *host_routes(run.hosts, _body),
         ],
         exception_handlers={

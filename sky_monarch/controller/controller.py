@@ -22,16 +22,20 @@ from sky_monarch.controller import model
 from sky_monarch.controller.agents import Agents, Incoming
 from sky_monarch.controller.clocks import HostClocks
 from sky_monarch.controller.enrolment import Issuer
+from sky_monarch.controller.expectation import Expectation
 from sky_monarch.controller.farewell import farewell
 from sky_monarch.controller.hosts import fence_reason
 from sky_monarch.controller.journal import Journal
 from sky_monarch.controller.logs import LogReader, Process
 from sky_monarch.controller.memory import Memory
 from sky_monarch.controller.orders import Orders
+from sky_monarch.controller.placing import groups_added, hosts_of, write_scale
 from sky_monarch.controller.plans import Plans
 from sky_monarch.controller.provisioning import Provisioning
 from sky_monarch.controller.rebuild import begun, lost_row, recall
 from sky_monarch.controller.reserve import Reserve
+from sky_monarch.controller.room import Room
+from sky_monarch.controller.scale_plan import ScalePlan, plan_scale
 from sky_monarch.controller.settings import Settings
 from sky_monarch.controller.status import StatusBook
 from sky_monarch.controller.timers import Timers
@@ -56,6 +60,9 @@ class Controller:
         agents: The accepting side of the channel.
         lost: What became of the journal before this one; None where nothing is known to be lost.
         issuer: The authority of the run, where it has one.
+        expectation: Tells the lighthouse how many groups a start is to wait for; None for one that knows of no such
+            thing.
+        room: How many groups there is room for.
 
     Attributes:
         hosts: Serves those who provision.
@@ -70,6 +77,8 @@ class Controller:
         *,
         lost: str | None = None,
         issuer: Issuer | None = None,
+        expectation: Expectation | None = None,
+        room: Room | None = None,
     ) -> None:
         self._settings = settings
         self._plans = plans
@@ -81,11 +90,12 @@ class Controller:
         self._seqs: dict[int, int] = {}
         self._withheld: dict[str, int] = {}
         self._timers = Timers()
-        self._orders = Orders(plans, agents, lambda: self._book.fired, settings.provisioned)
+        self._orders = Orders(plans, agents, lambda: self._book.fired, self._is_provisioned)
         self._news = asyncio.Event()
         self._final = settings.run_dir / "final.json"
         self._reserve = Reserve(settings.run_dir, groups=self._limits.replicas)
-        self._ended = False
+        self._expectation, self._room = expectation, room or Room()
+        self._ended = self._scaled = False
         self._end_task: asyncio.Task[None] | None = None
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.finished = asyncio.Event()
@@ -105,8 +115,9 @@ class Controller:
 
     def start(self) -> None:
         """Rebuild the state from the journal, then listen to the agents."""
-        (self._reserve.give if self._final.exists() else self._reserve.take)()
         self._replay()
+        self._place()
+        (self._reserve.give if self._final.exists() else self._reserve.take)()
         self._record({"event": "controller_started", "pid": os.getpid(), "run_id": self._settings.run_id})
         for name in set(self._memory.timers) - set(self._timers):
             self._arm(name, self._memory.timers[name])  # a full window: nobody was here to serve it
@@ -117,6 +128,8 @@ class Controller:
         """Let go of everything; the run is not ended by it."""
         asyncio.get_running_loop().remove_reader(self._agents.fileno())
         self.hosts.close()
+        if self._expectation is not None:
+            self._expectation.close()
         self._timers.close()
         if self._end_task is not None:
             self._end_task.cancel()
@@ -200,7 +213,7 @@ class Controller:
         self._ack(withheld)
 
     def _take(self, item: Incoming, received_ns: int, acks: dict[str, int]) -> None:
-        if item.host in self._settings.provisioned:
+        if self._is_provisioned(item.host):
             data = self._clocks.ours(item.incarnation, item.data, received_ns)
             item = dataclasses.replace(item, data=data)
         match item.kind:
@@ -255,7 +268,7 @@ class Controller:
 
     def _untold(self, host: str, told: Collection[int]) -> dict[str, Any]:
         """Generations that an agent of this machine began, and died before anybody heard of them."""
-        if host in self._settings.provisioned:
+        if self._is_provisioned(host):
             return {}
         replicas = {number for number in self._state.host(host).replicas if number not in told}
         found = begun(self._settings.run_dir, replicas) if replicas else {}
@@ -269,7 +282,7 @@ class Controller:
     def _homes(self, host: str) -> frozenset[int]:
         """Groups that an agent of that host may have; where they are was lost with the journal, any."""
         if self._state.forgotten and self._state.host(host).provisioned:
-            return frozenset(range(self._limits.replicas))
+            return frozenset(range(len(self._state.groups)))
         return frozenset(self._state.host(host).replicas)
 
     def _event(self, item: Incoming, received_ns: int) -> None:
@@ -307,8 +320,25 @@ class Controller:
         if (before.phase, before.reason) != (self._state.phase, self._state.reason):
             change = {"event": "run_state", "state": str(self._state.phase), "reason": self._state.reason}
             self._append({**change, "previous": str(before.phase)})
+        if groups_added(row) or row["event"] == "scaled":
+            self._place()
         for action in actions:
             self._plan_act(action)
+
+    def _place(self) -> None:
+        """Let everybody know which groups there are, and where, once the run was scaled."""
+        state, settings = self._state, self._settings
+        hosts = hosts_of(state)
+        began_with = settings.hosts.keys() == hosts.keys() and len(state.groups) == self._limits.replicas
+        if began_with and state.replicas == self._limits.replicas:
+            return
+        self._plans.place(hosts, state.replicas)
+        self._agents.place(hosts)
+        self._reserve = Reserve(settings.run_dir, groups=len(state.groups))
+        self._scaled = True
+
+    def _is_provisioned(self, host: str) -> bool:
+        return host in self._state.places and self._state.host(host).provisioned
 
     def _plan_act(self, action: model.Action) -> None:
         if isinstance(action, model.SetTimer):
@@ -328,6 +358,13 @@ class Controller:
             self._orders.add(action)
 
     def _after_commit(self) -> None:
+        if self._scaled:
+            self._scaled = False
+            write_scale(self._settings, self._state)
+            if not self._final.exists():
+                self._reserve.take()
+            if self._expectation is not None:
+                self._expectation.tell(self._state.replicas)
         self._orders.tell()
         if self._journal.summary_due:
             self._journal.compact(self._memory.summary())
@@ -417,6 +454,19 @@ class Controller:
             return
         self._record({"event": "down_requested", "grace_s": grace_s, "reason": reason})
 
+    def scale(self, replicas: int, *, reason: str, dry_run: bool) -> ScalePlan:
+        """Have another number of replica groups; one that it has already changes nothing.
+
+        Raises:
+            ConfigError: It cannot be; nothing was done.
+        """
+        plan = plan_scale(self._state, self._limits, replicas, self._room)
+        if plan.is_change and not dry_run:
+            homes = {name: list(mine) for name, mine in plan.homes.items()}
+            row = {"replicas": replicas, "previous": plan.previous, "homes": homes, "reason": reason}
+            self._record({"event": "scaled", **row})
+        return plan
+
     def processes(self, replica: int | None, rank: int | None, *, setup: bool) -> list[Process]:
         """Whose output matches; empty where there is no such slot."""
         if setup:
@@ -440,7 +490,7 @@ class Controller:
 
     def awaited(self, host: str) -> bool:
         """Whether a host is provisioned and its agent is not there: another one may come."""
-        return host in self._settings.provisioned and not self._agents.connected(host)
+        return self._is_provisioned(host) and not self._agents.connected(host)
 
     def generations(self, process: Process) -> tuple[int, ...]:
         """Generations of a process that began, in order; ``setup`` has the one generation 1."""

@@ -31,6 +31,7 @@ __all__ = [
     "RankSpawned",
     "RanksUp",
     "RestartScheduled",
+    "Scaled",
     "SetupFinished",
     "SetupStarted",
     "Snapshot",
@@ -52,12 +53,14 @@ class JournalLost:
         generations: The newest generation that each replica is known to have had.
         outcome: What the run ended as; None where it goes on.
         ended: The reason for that end, and its exit code.
+        scaled: To how many groups it was scaled, where that is known to have happened.
     """
 
     reason: str
     generations: tuple[tuple[int, int], ...] = ()
     outcome: RunPhase | None = None
     ended: tuple[str, int] = ("", 1)
+    scaled: Scaled | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,6 +223,21 @@ class DownRequested:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Scaled:
+    """Somebody wants another number of replica groups.
+
+    Attributes:
+        replicas: How many: those with the lowest numbers.
+        homes: Groups that there never were, by host. Hosts that there never were are to be provisioned.
+        reason: Why.
+    """
+
+    replicas: int
+    homes: tuple[tuple[str, tuple[int, ...]], ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TimerFired:
     """A timer that the policy set has run out."""
 
@@ -244,6 +262,7 @@ Event = (
     | GroupDone
     | GroupStopped
     | DownRequested
+    | Scaled
     | TimerFired
     | HostReport
     | HostLeaving

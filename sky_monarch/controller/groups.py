@@ -35,6 +35,7 @@ class Group:
         failed_after: What went wrong after it was done.
         host_lost: Its host counts as lost: nobody waits for it.
         away: Its host is being provisioned (again): it is waited for, and no process of it counts.
+        dropped: The run was scaled below it: nobody waits for it, or misses it.
     """
 
     replica: int
@@ -50,6 +51,7 @@ class Group:
     failed_after: str | None = None
     host_lost: bool = False
     away: bool = False
+    dropped: bool = False
 
     @property
     def at_rest(self) -> bool:
@@ -59,9 +61,16 @@ class Group:
     @property
     def able(self) -> bool:
         """Whether it finished, or still can."""
+        if self.dropped:
+            return False
         if self.phase is GroupPhase.DONE:
             return True
         return not self.host_lost and self.phase not in (GroupPhase.GIVEN_UP, GroupPhase.STOPPED)
+
+    @property
+    def missed(self) -> bool:
+        """Whether the run should have it and cannot any more."""
+        return not self.able and not self.dropped
 
 
 class Tally(NamedTuple):
@@ -83,6 +92,8 @@ class Tally(NamedTuple):
     """Have live ranks."""
     away: int
     """Able, and their host is awaited."""
+    dropped: int
+    """The run was scaled below them."""
 
 
 def _marks(group: Group) -> Tally:
@@ -97,6 +108,7 @@ def _marks(group: Group) -> Tally:
         phase is GroupPhase.DONE,
         bool(group.live),
         able and group.away and phase is not GroupPhase.DONE,
+        group.dropped,
     )
 
 
@@ -106,7 +118,8 @@ class Groups(Sequence[Group]):
 
     Attributes:
         tally: How many of them are what.
-        unable: Replicas that are not able any more, in order; the very same object while they stay the same.
+        unable: Replicas that are missed, for they are not able any more, in order; the very same object while they
+            stay the same.
     """
 
     _chunks: tuple[tuple[Group, ...], ...]
@@ -120,7 +133,7 @@ class Groups(Sequence[Group]):
         chunks = tuple(all_[start : start + _CHUNK] for start in range(0, len(all_), _CHUNK))
         counts = zip(*map(_marks, all_), strict=True) if all_ else [()] * len(Tally._fields)
         tally = Tally(*(sum(column) for column in counts))
-        return cls(chunks, tally, tuple(group.replica for group in all_ if not group.able))
+        return cls(chunks, tally, tuple(group.replica for group in all_ if group.missed))
 
     def with_one(self, group: Group) -> Groups:
         """The same with ``group`` in place of the one of that replica."""
@@ -133,10 +146,12 @@ class Groups(Sequence[Group]):
         if old != new:
             tally = Tally(*(total - gone + come for total, gone, come in zip(tally, old, new, strict=True)))
         unable = self.unable
-        if old.able != new.able:
+        if before.missed != group.missed:
             at = bisect_left(unable, group.replica)
             unable = (
-                (*unable[:at], *unable[at + 1 :]) if new.able else (*unable[:at], group.replica, *unable[at:])
+                (*unable[:at], group.replica, *unable[at:])
+                if group.missed
+                else (*unable[:at], *unable[at + 1 :])
             )
         return Groups(chunks, tally, unable)
 

@@ -79,6 +79,7 @@ class Host:
         trouble: Why it could not be taken down, as the launcher has it.
         probe: Where others try whether they reach it.
         pairs: Ways to others that are not proved; none of its groups starts before they are.
+        emptied: The run was scaled below its groups: it is kept only until their last output is read.
     """
 
     name: str
@@ -100,6 +101,7 @@ class Host:
     trouble: str | None = None
     probe: str | None = None
     pairs: tuple[Pair, ...] = ()
+    emptied: bool = False
 
     @property
     def provisioned(self) -> bool:
@@ -161,6 +163,8 @@ def wants_differ(before: Wants, after: Wants) -> bool:
     same = before.phase is after.phase and before.reaping is after.reaping
     if same and before.hosts is after.hosts:
         return False
+    if len(before.hosts) != len(after.hosts):
+        return True  # the run was scaled beyond the hosts that there were
     return any(
         (old.attempt, old.replaces, old.replicas, old.doubted, is_wanted(before, old))
         != (new.attempt, new.replaces, new.replicas, new.doubted, is_wanted(after, new))

@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from sky_monarch.controller.placing import groups_added
+
 __all__ = ["LostSamples"]
 
 _NAME = re.compile(r"lost_batch_(\d{1,18})_step_(\d{1,18})_replica_(\d{1,9})")
@@ -24,7 +26,7 @@ class LostSamples:
     """Remembers which lost batches were told.
 
     Args:
-        replicas: Replica groups of the run.
+        replicas: Replica groups that the run begins with.
     """
 
     def __init__(self, replicas: int) -> None:
@@ -63,6 +65,7 @@ class LostSamples:
 
     def apply(self, row: Mapping[str, Any]) -> None:
         """Remember a row of the journal."""
+        self._replicas += sum(map(len, groups_added(row).values()))
         if row["event"] == "samples_lost":
             for batch in row["batches"]:
                 self._told[row["step"], row["replica"], batch] = None

@@ -66,7 +66,9 @@ class Memory:
         before = self.state
         self.state, actions = step(before, event, self._limits)
         if self.state.provisions and self.state.hosts is not before.hosts:
-            for old, new in zip(before.hosts, self.state.hosts, strict=True):
+            for new in self.state.hosts[len(before.hosts) :]:
+                self.since_ms[new.name] = row["wall_ms"]
+            for old, new in zip(before.hosts, self.state.hosts, strict=False):  # scaled, it has more of them
                 if old is not new and (old.phase, old.attempt) != (new.phase, new.attempt):
                     self.since_ms[new.name] = row["wall_ms"]
         for action in actions:
@@ -137,6 +139,7 @@ def _state(plain: Mapping[str, Any]) -> model.State:
         **_known(model.State, plain),
         "phase": model.RunPhase(plain["phase"]),
         "outcome": None if outcome is None else model.RunPhase(outcome),
+        "replicas": plain.get("replicas", len(groups)),  # older ones know of no scaling
         "groups": model.Groups.of(groups),
         "hosts": tuple(hosts),
         "places": {host.name: place for place, host in enumerate(hosts)},

@@ -19,6 +19,7 @@ from sky_monarch.controller.actions import (
     Shutdown,
     StartGroup,
     StopGroup,
+    WhoSaves,
 )
 from sky_monarch.controller.events import (
     AgentConnected,
@@ -37,6 +38,7 @@ from sky_monarch.controller.events import (
     RankSpawned,
     RanksUp,
     RestartScheduled,
+    Scaled,
     SetupFinished,
     SetupStarted,
     Snapshot,
@@ -104,6 +106,7 @@ __all__ = [
     "Release",
     "RestartScheduled",
     "RunPhase",
+    "Scaled",
     "SetTimer",
     "Setup",
     "SetupFinished",
@@ -115,6 +118,7 @@ __all__ = [
     "State",
     "StopGroup",
     "TimerFired",
+    "WhoSaves",
     "initial_state",
 ]
 
@@ -124,7 +128,7 @@ class Limits:
     """What the policy may spend. Times in seconds.
 
     Attributes:
-        replicas: Replica groups in the run.
+        replicas: Replica groups that the run began with.
         min_replicas: Fewer able groups than this end the run.
         ranks_per_replica: Ranks in each group.
         max_restarts: Restarts of one group inside ``window_s``.
@@ -142,6 +146,7 @@ class Limits:
         probe_s: Longest wait of a host for another one that it is to reach.
         linger_s: Time for what was printed last to be read, before hosts are taken down.
         reap_s: How long the end of a run waits until its hosts are down.
+        last_saves: The last groups that have the state save it when their host is taken away.
     """
 
     replicas: int
@@ -161,6 +166,7 @@ class Limits:
     probe_s: float = 10.0
     linger_s: float = 2.0
     reap_s: float = 600.0
+    last_saves: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +179,8 @@ class State:
         outcome: What the run will end as, once that is decided.
         exit_code: What a client that waits for the run exits with; None while it goes on.
         grace_s: Grace time of a stop under way.
-        groups: By replica.
+        replicas: Replica groups that the run is to have: those with the lowest numbers.
+        groups: By replica, those included that it was scaled below.
         hosts: By position in the configuration.
         places: That position by name.
         unready: Hosts that are not prepared yet and hold up the others.
@@ -197,6 +204,7 @@ class State:
     outcome: RunPhase | None = None
     exit_code: int | None = None
     grace_s: float = 0.0
+    replicas: int
     groups: Groups
     hosts: tuple[Host, ...]
     places: Mapping[str, int] = field(repr=False)
@@ -257,6 +265,7 @@ def initial_state(
         for replica in range(count)
     )
     return State(
+        replicas=count,
         groups=Groups.of(groups),
         hosts=all_,
         places={name: place for place, name in enumerate(hosts)},

@@ -20,6 +20,7 @@ _NAMES: dict[type, str] = {
     model.StartGroup: "start_group",
     model.StopGroup: "stop_group",
     model.Release: "release",
+    model.WhoSaves: "who_saves",
     model.Shutdown: "shutdown",
     model.Fence: "fence",
     model.Probe: "probe",
@@ -30,6 +31,7 @@ Order = (
     | model.StartGroup
     | model.StopGroup
     | model.Release
+    | model.WhoSaves
     | model.Shutdown
     | model.Fence
     | model.Probe
@@ -43,7 +45,7 @@ class Orders:
         plans: Builds what agents are given.
         agents: Who are told.
         fired: Injections that were carried out by now.
-        leaving_first: Hosts that are to go before the run has ended.
+        leaves_first: Whether a host is to go before the run has ended.
     """
 
     def __init__(
@@ -51,12 +53,12 @@ class Orders:
         plans: Plans,
         agents: Agents,
         fired: Callable[[], Collection[int]],
-        leaving_first: Collection[str],
+        leaves_first: Callable[[str], bool],
     ) -> None:
         self._plans = plans
         self._agents = agents
         self._fired = fired
-        self._leaving_first = leaving_first
+        self._leaves_first = leaves_first
         self._waiting: list[Order] = []
 
     @staticmethod
@@ -74,7 +76,7 @@ class Orders:
     def add(self, order: Order) -> None:
         """Keep one until it may be told."""
         # Other agents than those are told to go last of all, when everything is written down.
-        if not isinstance(order, model.Shutdown) or order.host in self._leaving_first:
+        if not isinstance(order, model.Shutdown) or self._leaves_first(order.host):
             self._waiting.append(order)
 
     def tell(self) -> None:

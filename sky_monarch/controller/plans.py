@@ -1,4 +1,4 @@
-"""What agents are given: the job turned into plans of the protocol. Pure: no file, no environment is read."""
+"""What agents are given: the job turned into plans of the protocol. But for ``room`` no file is read."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from sky_monarch.config import JobSpec, rank_command
 from sky_monarch.config.checkpoint_target import folder_of
 from sky_monarch.config.sync import EVERY_STEP
 from sky_monarch.controller import model
+from sky_monarch.controller.placing import places_of
+from sky_monarch.controller.room import Room, find_room
 from sky_monarch.controller.settings import Settings
 from sky_monarch.errors import ConfigError
 
@@ -73,9 +75,7 @@ class Plans:
         self._workdir = job.resolved_workdir(settings.run_dir)
         self._envs = build_environment(settings.base_env, settings.envs, settings.secrets, python=python)
         self._devices_per_rank = _devices_per_rank(job)
-        self._places = {
-            replica: place for replicas in settings.hosts.values() for place, replica in enumerate(replicas)
-        }
+        self._replicas, self._places = job.replicas, places_of(settings.hosts)
         self.limits = model.Limits(
             replicas=job.replicas,
             min_replicas=job.min_replicas,
@@ -83,10 +83,20 @@ class Plans:
             max_restarts=job.recovery.max_restarts,
             window_s=job.recovery.window_s,
             grace_s=job.recovery.grace_s,
+            last_saves=job.checkpoint is not None and job.recovery.on_notice == "leave",
             **settings.limits,
         )
         self.has_setup = bool(job.setup.strip())
         self.checkpoint_target = None if job.checkpoint is None else self._checkpoint()["to"]
+
+    def place(self, hosts: Mapping[str, Sequence[int]], replicas: int) -> None:
+        """The run was scaled.
+
+        Args:
+            hosts: Replica groups by host.
+            replicas: How many it is to have.
+        """
+        self._replicas, self._places = replicas, places_of(hosts)
 
     def command(self, action: model.Action, *, fired: Collection[int] = ()) -> dict[str, Any]:
         """The protocol's command for what the policy wants.
@@ -116,6 +126,8 @@ class Plans:
                 }
             case model.Release():
                 return {"type": "release"}
+            case model.WhoSaves():
+                return {"type": "who_saves", "replica": action.replica, "reason": action.reason}
             case model.Probe():
                 targets = [
                     {"host": one.host, "attempt": one.attempt, "address": one.address}
@@ -126,6 +138,18 @@ class Plans:
                 return {"type": "shutdown", "grace_s": action.grace_s, "reason": action.reason}
             case _:
                 raise TypeError(f"{type(action).__name__} is not for an agent")
+
+    def room(self) -> Room:
+        """How many groups the run has room for. Looks at this machine."""
+        candidate = self._job.resources.candidates()[0]
+        return find_room(
+            self._settings.job,
+            devices_per_group=self._devices_per_rank * self._job.ranks_per_replica,
+            cpus_per_group=candidate.cpus,
+            hosts=self._settings.hosts,
+            provisioner=self._settings.run_dir / "provisioner.json",
+            base_env=self._settings.base_env,
+        )
 
     def setup(self) -> dict[str, Any]:
         """The ``SetupPlan`` of every host."""
@@ -158,7 +182,8 @@ class Plans:
         devices = self._devices(replica)
         return {
             "replica": replica,
-            "replicas": job.replicas,
+            # A group that the run was scaled below may still start again before it is told.
+            "replicas": max(self._replicas, replica + 1),
             "world_size": job.ranks_per_replica,
             "generation": generation,
             "command": rank_command(job.run),

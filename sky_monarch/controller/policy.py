@@ -42,6 +42,7 @@ from sky_monarch.controller.model import (
     Release,
     RestartScheduled,
     RunPhase,
+    Scaled,
     SetTimer,
     SetupFinished,
     SetupPhase,
@@ -51,7 +52,7 @@ from sky_monarch.controller.model import (
     State,
     TimerFired,
 )
-from sky_monarch.controller.probing import Probing
+from sky_monarch.controller.preemption import Preemption
 from sky_monarch.controller.turn import agent_timer, count_of, doubt_timer
 from sky_monarch.errors import BudgetSpentError
 
@@ -71,6 +72,7 @@ def step(state: State, event: Event, limits: Limits) -> Decision:
     """Decide what follows from ``event``."""
     turn = _Turn(state, limits, now_ns=getattr(event, "mono_ns", None))
     turn.take(event)
+    turn.settle_scale()
     turn.settle()
     actions = turn.actions
     if turn.state.phase is RunPhase.STOPPING or turn.state.phase.ended:
@@ -82,7 +84,7 @@ def step(state: State, event: Event, limits: Limits) -> Decision:
     return Decision(after, tuple(actions))
 
 
-class _Turn(Probing):
+class _Turn(Preemption):
     """Takes the event."""
 
     def take(self, event: Event) -> None:
@@ -108,6 +110,7 @@ class _Turn(Probing):
             case HostReport():
                 self._host_reported(event)
             case HostLeaving():
+                self._say_who_saves(event)
                 self._agent_leaving(event.host, event.reason)
             case Reached():
                 self._reached(event)
@@ -117,6 +120,8 @@ class _Turn(Probing):
                 self._change(launcher=False)
             case BudgetSpent():
                 self._budget_spent(event)
+            case Scaled():
+                self._scaled(event)
             case _:
                 self._group_event(event)
 
@@ -261,6 +266,8 @@ class _Turn(Probing):
         """Begin with next to nothing: the agents tell the rest when they connect."""
         note = f"the journal was lost: {event.reason}; what the agents know was taken from them"
         self._change(notes=(*self.state.notes, note))
+        if event.scaled is not None:
+            self._scaled(event.scaled)
         for replica, generation in event.generations:
             self._group(replica, generation=generation)  # the next one is another one
         if self.state.provisions and event.outcome is None:
@@ -385,3 +392,5 @@ class _Turn(Probing):
             self._host_due(name.removeprefix("host:"))
         elif name.startswith("probe:"):
             self._probes_over(name.removeprefix("probe:"))
+        elif name.startswith("empty:"):
+            self._dismiss_emptied(name.removeprefix("empty:"))

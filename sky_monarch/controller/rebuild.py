@@ -20,6 +20,7 @@ import structlog
 from sky_monarch.controller.journal import Journal, damaged_name, set_aside
 from sky_monarch.controller.journal_schema import damaged
 from sky_monarch.controller.memory import Memory
+from sky_monarch.controller.placing import read_scale
 
 __all__ = ["begun", "lost_row", "open_journal", "recall"]
 
@@ -111,12 +112,14 @@ def lost_row(run_dir: Path, why: str | None, *, replicas: int) -> dict[str, Any]
     Args:
         run_dir: Folder of the run.
         why: What became of the lost one; None where nothing is known of any.
-        replicas: Replica groups of the run.
+        replicas: Replica groups that the run began with.
 
     Returns:
         None where there never was one: the run is new.
     """
-    generations = _generations(run_dir / "logs", range(replicas))
+    scaled = read_scale(run_dir)
+    most = replicas if scaled is None else replicas + sum(map(len, scaled["homes"].values()))
+    generations = _generations(run_dir / "logs", range(most))
     final = _final(run_dir / "final.json")
     if why is None and not generations and final is None:
         return None
@@ -125,6 +128,7 @@ def lost_row(run_dir: Path, why: str | None, *, replicas: int) -> dict[str, Any]
         "reason": why or "it is gone",
         "generations": {str(replica): generation for replica, generation in sorted(generations.items())},
         "final": final,
+        **({} if scaled is None else {"scaled": scaled}),
     }
 
 

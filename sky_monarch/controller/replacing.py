@@ -150,14 +150,19 @@ class Replacing(Verdict):
         timers = (agent_timer, doubt_timer, host_timer, probe_timer)
         self.actions += [CancelTimer(name=of(host.name)) for of in timers]
         # Who left in order has lost nothing, and has said so.
-        trained = () if host.leaving else map(self.state.groups.__getitem__, host.replicas)
-        lost = tuple((g.replica, g.generation) for g in trained if g.started and not g.phase.final)
+        trained = map(self.state.groups.__getitem__, host.replicas)
+        lost = tuple(
+            (g.replica, g.generation)
+            for g in trained
+            if g.started and not (g.phase.final or g.dropped) and (g.live or not host.leaving)
+        )
         if lost and not self._ending:
             self.actions.append(HostLost(host=host.name, attempt=host.attempt, groups=lost, reason=why))
         for replica in host.replicas:
             group = self.state.groups[replica]
-            if group.phase.final:
-                self._group(replica, live=frozenset())
+            if group.phase.final or group.dropped:
+                final = group.phase if group.phase.final else GroupPhase.STOPPED
+                self._group(replica, live=frozenset(), phase=final)
                 continue
             beyond = 2 * self.limits.max_restarts if jump and group.started else 0
             self._group(

@@ -268,12 +268,19 @@ def _connected(row: Mapping[str, Any]) -> model.Event:
 
 def _journal_lost(row: Mapping[str, Any]) -> model.Event:
     final = row["final"]
+    scaled = row.get("scaled")
     return model.JournalLost(
+        scaled=None if scaled is None else _scaled({**scaled, "reason": row["reason"]}),
         reason=row["reason"],
         generations=tuple((int(replica), number) for replica, number in row["generations"].items()),
         outcome=None if final is None else model.RunPhase(final["state"]),
         ended=("", 1) if final is None else (final["reason"], final["exit_code"]),
     )
+
+
+def _scaled(row: Mapping[str, Any]) -> model.Scaled:
+    homes = tuple((name, tuple(replicas)) for name, replicas in row["homes"].items())
+    return model.Scaled(replicas=row["replicas"], homes=homes, reason=row["reason"])
 
 
 def _setup_finished(row: Mapping[str, Any]) -> model.Event:
@@ -311,6 +318,7 @@ _POLICY: dict[str, Callable[[Mapping[str, Any]], model.Event]] = {
     "agent_connected": _connected,
     "agent_disconnected": lambda row: model.AgentDisconnected(host=row["host"]),
     "down_requested": lambda row: model.DownRequested(grace_s=row["grace_s"], reason=row["reason"]),
+    "scaled": _scaled,
     "timer_fired": lambda row: model.TimerFired(name=row["timer"]),
     "setup_started": lambda row: model.SetupStarted(host=row["host"]),
     "setup_finished": _setup_finished,

@@ -47,6 +47,7 @@ class Settings:
         lighthouse_kind: ``sky-monarch`` or ``torchft``.
         lighthouse_address: ``host:port``.
         lighthouse_control: Address of the lighthouse's control channel; None for TorchFT's.
+        lighthouse_supervised: The same on this machine, where no certificate is asked for; None for TorchFT's.
         injections: Faults to rehearse, as protocol values.
         hosts: Replicas by host; None: all of them on ``local``.
         limits: Bounds of waits that no job sets, in place of those of :class:`model.Limits`.
@@ -79,6 +80,7 @@ class Settings:
     lighthouse_control: str | None
     injections: tuple[Mapping[str, Any], ...]
     hosts: Mapping[str, tuple[int, ...]]
+    lighthouse_supervised: str | None = None
     limits: Mapping[str, float] = field(default_factory=dict)
     tls: bool = False
     identity: Mapping[str, str] | None = field(default=None, repr=False)
@@ -131,6 +133,7 @@ def load_settings(path: Path, environ: Mapping[str, str]) -> Settings:
         control = f"tls:{_passed(environ, 'SKY_MONARCH_LIGHTHOUSE_CONTROL_ADDR')}"
     if control is None and kind == "sky-monarch" and sockets.get("lighthouse"):
         control = f"unix:{sockets['lighthouse']}"
+    near = f"unix:{sockets['lighthouse']}" if sockets.get("lighthouse") else None
     api = config.get("api") or sockets.get("api")
     channel = config.get("channel") or (f"unix:{sockets['controller']}" if "controller" in sockets else None)
     if not isinstance(api, str) or not isinstance(channel, str):
@@ -151,6 +154,7 @@ def load_settings(path: Path, environ: Mapping[str, str]) -> Settings:
         lighthouse_kind=kind,
         lighthouse_address=address,
         lighthouse_control=control if kind == "sky-monarch" else None,
+        lighthouse_supervised=near if kind == "sky-monarch" else None,
         injections=tuple(config.get("injections") or ()),
         hosts=_hosts(config, job, path, job_path),
         limits=_limits(config, path),

@@ -11,6 +11,7 @@ from typing import Any
 
 from sky_monarch.controller.causes import exit_failed
 from sky_monarch.controller.model import GroupPhase, Limits, State
+from sky_monarch.controller.placing import groups_added
 from sky_monarch.controller.recovery import RecoveryBook
 
 __all__ = ["StatusBook"]
@@ -63,14 +64,15 @@ class StatusBook:
     """Collects what the policy does not need, from journal rows and progress reports.
 
     Args:
-        replicas: Replica groups in the run.
+        replicas: Replica groups that the run begins with.
         ranks: Ranks in each.
         has_setup: The job has a setup command.
     """
 
     def __init__(self, replicas: int, ranks: int, *, has_setup: bool) -> None:
-        self._groups = [_Group(ranks={rank: _Rank() for rank in range(ranks)}) for _ in range(replicas)]
         self._ranks = ranks
+        self._groups: list[_Group] = []
+        self._add(replicas)
         self._setup: dict[str, Any] | None = {"state": "PENDING", "exit_code": None, "tail": []}
         if not has_setup:
             self._setup = None
@@ -82,8 +84,12 @@ class StatusBook:
         self.fired: set[int] = set()
         """Injections that were carried out: they are once per run."""
 
+    def _add(self, count: int) -> None:
+        self._groups += [_Group(ranks={rank: _Rank() for rank in range(self._ranks)}) for _ in range(count)]
+
     def apply(self, row: Mapping[str, Any]) -> None:
         """Take one row of the journal."""
+        self._add(sum(map(len, groups_added(row).values())))
         if self._first_ns is None:
             self._first_ns = row.get("mono_ns")
         self.recoveries.apply(row)
@@ -183,6 +189,7 @@ class StatusBook:
 
     def restore(self, summary: Mapping[str, Any]) -> None:
         """Take up what :meth:`summary` gave."""
+        self._add(len(summary["groups"]) - len(self._groups))
         for group, known in zip(self._groups, summary["groups"], strict=True):
             for rank, (pid, state, exit_) in known["ranks"].items():
                 group.ranks[int(rank)] = _Rank(pid=pid, state=state, exit=exit_)
@@ -230,7 +237,7 @@ class StatusBook:
             "exit_code": state.exit_code if state.phase.ended else None,
             "ended_ms": self._ended_ms,
             "elapsed_s": round(elapsed_s, 3),
-            "replicas": limits.replicas,
+            "replicas": state.replicas,
             "min_replicas": limits.min_replicas,
             "ranks_per_replica": limits.ranks_per_replica,
             "step": max((group["step"] for group in groups if group["step"] is not None), default=None),

@@ -19,7 +19,16 @@ from sky_monarch.controller.model import (
     StopGroup,
 )
 
-__all__ = ["SILENCES", "Turn", "agent_timer", "count_of", "doubt_timer", "host_timer", "probe_timer"]
+__all__ = [
+    "SILENCES",
+    "Turn",
+    "agent_timer",
+    "count_of",
+    "doubt_timer",
+    "empty_timer",
+    "host_timer",
+    "probe_timer",
+]
 
 SILENCES = ("agent:", "doubt:")
 """What timers begin with for somebody who is not heard of: they count only while we could hear."""
@@ -120,6 +129,11 @@ def doubt_timer(host: str) -> str:
 def host_timer(host: str) -> str:
     """Name of the timer for the pause before the next attempt at a host."""
     return f"host:{host}"
+
+
+def empty_timer(host: str) -> str:
+    """Name of the timer for the last look at the output of a host that nothing runs on any more."""
+    return f"empty:{host}"
 
 
 def probe_timer(host: str) -> str:

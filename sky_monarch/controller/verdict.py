@@ -79,7 +79,7 @@ class Verdict(Spares):
         began = any(group.up for group in self.state.groups)
         none_came = self.state.unprovided if not began else None
         exit_code = _TOO_FEW_GROUPS if none_came is None else none_came
-        left = f"{able} of {count_of(self.limits.replicas, 'replica group')} can go on"
+        left = f"{able} of {count_of(self.state.replicas, 'replica group')} can go on"
         reason = f"{cause}; {left}, min_replicas is {self.limits.min_replicas}"
         self._begin_stop(RunPhase.FAILED, reason, grace_s=self.limits.grace_s, exit_code=exit_code)
 
@@ -112,7 +112,7 @@ class Verdict(Spares):
         groups, tally = self.state.groups, self.state.groups.tally
         if tally.away:
             self._phase_while_awaiting()
-        elif tally.able < self.limits.replicas and tally.started:
+        elif groups.unable and tally.started:
             known = self.state.phase is RunPhase.DEGRADED and groups.unable is self.before.groups.unable
             known = known and not self.before.groups.tally.away
             if not known or self.state.root_cause is not self.before.root_cause:
@@ -142,7 +142,7 @@ class Verdict(Spares):
         if now.launcher is False:
             parts.append("waiting for launcher: nobody asks what is wanted")
         if tally.running or now.phase in (RunPhase.RUNNING, RunPhase.DEGRADED):
-            gone = (group.replica for group in now.groups if group.away or not group.able)
+            gone = (group.replica for group in now.groups if group.missed or (group.away and group.able))
             reason = f"{'; '.join(parts)}; going on without {self._names(gone)}"
             self._become(RunPhase.DEGRADED, reason)
         elif tally.started:

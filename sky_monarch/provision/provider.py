@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -227,12 +228,15 @@ class Provider(Protocol):
 
 
 def task_of(choice: Mapping[str, Any], cluster: str) -> Mapping[str, Any] | None:
-    """The task of a cluster in a choice of the plan; None where it has none."""
-    for entry in choice.get("tasks") or ():
-        if entry["cluster"] == cluster:
-            task: Mapping[str, Any] = entry["task"]
-            return task
-    return None
+    """The task of a cluster in a choice of the plan; None where it has none.
+
+    A host that a run was scaled to is as the first one, which has the most groups.
+    """
+    tasks: dict[str, Mapping[str, Any]] = {one["cluster"]: one["task"] for one in choice.get("tasks") or ()}
+    first = _first_of(choice, cluster)
+    if cluster not in tasks and first is not None and first["cluster"] in tasks:
+        return {**tasks[first["cluster"]], "name": cluster}
+    return tasks.get(cluster)
 
 
 def is_head(choice: Mapping[str, Any], cluster: str) -> bool:
@@ -247,4 +251,12 @@ def cluster_of(choice: Mapping[str, Any], host: str) -> Mapping[str, Any] | None
         if entry["cluster"] == host:
             found: Mapping[str, Any] = entry
             return found
-    return None
+    first = _first_of(choice, host)
+    return None if first is None else {**first, "cluster": host, "groups": []}
+
+
+def _first_of(choice: Mapping[str, Any], cluster: str) -> Mapping[str, Any] | None:
+    """The first host set of a choice, where ``cluster`` is another one of the same job, ``<job>-h<k>``."""
+    first: Mapping[str, Any] | None = next(iter(choice.get("hosts") or ()), None)
+    stem = "" if first is None else first["cluster"].removesuffix("-h0")
+    return first if re.fullmatch(rf"{re.escape(stem)}-h\d+", cluster) else None

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sky_monarch.errors import ChannelError
 from sky_monarch.launch.folder import Phase, RunFolder, find, list_runs
-from sky_monarch.sdk import _up
-from sky_monarch.sdk._up import Job
 from sky_monarch.sdk.run import Run
+from sky_monarch.sdk.scaling import Scaled
 from sky_monarch.sdk.types import (
     TERMINAL_STATES,
     Event,
@@ -32,6 +31,7 @@ from sky_monarch.sdk.types import (
 if TYPE_CHECKING:
     from sky_monarch.config import JobSpec
     from sky_monarch.launch.cluster_plan import ClusterPlan
+    from sky_monarch.sdk._up import Job as Job
     from sky_monarch.sdk.bundle import Bundle
 
 __all__ = [
@@ -48,6 +48,7 @@ __all__ = [
     "RecoveryRecord",
     "Run",
     "RunStatus",
+    "Scaled",
     "SetupStatus",
     "attach",
     "debug_bundle",
@@ -56,10 +57,19 @@ __all__ = [
     "logs",
     "plan",
     "runs",
+    "scale",
     "status",
     "up",
     "validate",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "Job":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from sky_monarch.sdk import _up
+
+    return _up.Job
 
 
 def validate(path: str | Path) -> JobSpec:
@@ -91,6 +101,8 @@ def plan(
     Raises:
         ConfigError: The job cannot be used, or can be nowhere that it names; every reason is in it.
     """
+    from sky_monarch.sdk import _up  # planning costs more to import than all the rest
+
     return _up.plan_anywhere(job, name=name, env=env, secret=secret)
 
 
@@ -135,6 +147,8 @@ def up(
         LaunchError: It did not come up; what had started was ended. Or SkyPilot is not installed.
         RunFailedError: With ``detach=False``: it ended badly (as do SetupError and SupervisionError).
     """
+    from sky_monarch.sdk import _up
+
     options = {"name": name, "env": env, "secret": secret, "inject": inject, "head": head, "spare": spare}
     run = _up.launch_job(job, timeout_s=timeout_s, hosts=hosts, address=head_address, **options)
     if not detach:
@@ -234,6 +248,24 @@ def down(name_or_id: str, *, grace_s: float = 10.0, reason: str = "down", purge:
     """
     with attach(name_or_id) as run:
         return run.down(grace_s=grace_s, reason=reason, purge=purge)
+
+
+def scale(name_or_id: str, replicas: int, *, dry_run: bool = False, reason: str = "scale") -> Scaled:
+    """Have another number of replica groups in a run that goes on; see :meth:`Run.scale`.
+
+    Args:
+        name_or_id: The run.
+        replicas: How many: those with the lowest numbers.
+        dry_run: Say what would change, and change nothing.
+        reason: Shown in the events.
+
+    Raises:
+        RunNotFoundError: There is no such run.
+        ConfigError: It cannot be: too few, no room for so many, or the run is ending. Nothing was changed.
+        ChannelTimeoutError: The controller did not answer in time. It may have heard.
+    """
+    with attach(name_or_id) as run:
+        return run.scale(replicas, dry_run=dry_run, reason=reason)
 
 
 def debug_bundle(name_or_id: str | None = None, target: Path | None = None) -> Bundle:

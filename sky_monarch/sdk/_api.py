@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sky_monarch import errors
 from sky_monarch.launch.folder import Phase, RunFolder
 from sky_monarch.sdk._archive import Selection, log_lines
+from sky_monarch.sdk._http import load_httpx
 from sky_monarch.sdk.types import Event, LogLine, RunStatus
 
 if TYPE_CHECKING:
@@ -73,16 +74,15 @@ def status_of(folder: RunFolder, body: bytes) -> RunStatus:
 
 def timeout(path: str = "", *, follow: bool = False) -> httpx.Timeout:
     """Deadlines of one request."""
-    import httpx
-
+    httpx = load_httpx()
     read_s = _FOLLOW_S[path] if follow else _REQUEST_S
-    return httpx.Timeout(_REQUEST_S, connect=_CONNECT_S, read=read_s)
+    limits: httpx.Timeout = httpx.Timeout(_REQUEST_S, connect=_CONNECT_S, read=read_s)
+    return limits
 
 
 def transient() -> tuple[type[Exception], ...]:
     """Errors after which the same request may succeed: the agent restarts a dead controller."""
-    import httpx
-
+    httpx = load_httpx()
     return (httpx.TransportError, json.JSONDecodeError, Interrupted)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import sqlite3
 from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -152,6 +151,8 @@ def events(folder: RunFolder, *, after: int = 0) -> Iterator[Event]:
     """
     if not folder.journal.is_file():
         return
+    import sqlite3  # of an ended run alone
+
     try:
         # mode=ro still honours the write-ahead log of a controller that died.
         journal = sqlite3.connect(f"file:{quote(str(folder.journal))}?mode=ro", uri=True, timeout=5.0)

@@ -11,15 +11,19 @@ from typing import TYPE_CHECKING, Any, Self
 
 from sky_monarch.errors import ChannelTimeoutError
 from sky_monarch.launch.folder import Phase, RunFolder, find
-from sky_monarch.sdk import _api, _archive, _up
+from sky_monarch.sdk import _api, _archive
 from sky_monarch.sdk._archive import Selection
+from sky_monarch.sdk._http import load_httpx
 from sky_monarch.sdk.run import Run
+from sky_monarch.sdk.scaling import Scaled, require_live, scale_body
 from sky_monarch.sdk.types import Event, LogLine, RunStatus
 
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["AsyncRun", "attach", "down", "events", "logs", "status", "up"]
+    from sky_monarch.sdk import _up
+
+__all__ = ["AsyncRun", "attach", "down", "events", "logs", "scale", "status", "up"]
 
 _POLL_S = 0.1
 
@@ -61,8 +65,7 @@ class AsyncRun(AbstractAsyncContextManager["AsyncRun"]):
             self._client = None
 
     def _http(self) -> httpx.AsyncClient:
-        import httpx
-
+        httpx = load_httpx()
         if self._client is None:
             self._client = httpx.AsyncClient(
                 # A unix socket: no certificates are loaded, which would take most of a status's time.
@@ -178,6 +181,27 @@ class AsyncRun(AbstractAsyncContextManager["AsyncRun"]):
             async for line in response.aiter_lines():
                 yield line
 
+    async def scale(
+        self, replicas: int, *, dry_run: bool = False, reason: str = "scale", patience_s: float = 20.0
+    ) -> Scaled:
+        """Have another number of replica groups; see :meth:`Run.scale`.
+
+        Raises:
+            ConfigError: It cannot be. Nothing was changed.
+            ChannelTimeoutError: The controller did not answer in time. It may have heard.
+        """
+        body = scale_body(replicas, dry_run=dry_run, reason=reason)
+        patience = _api.Patience(self._folder, limit_s=patience_s)
+        while True:
+            require_live(self._folder)
+            try:
+                response = await self._http().post("/v1/scale", json=body)
+                if response.status_code not in (200, 202):
+                    raise _api.failure(response.status_code, response.content)
+                return Scaled.from_json(response.json())
+            except _api.transient() as error:
+                await asyncio.sleep(patience.delay_s(error))
+
     async def down(self, *, grace_s: float = 10.0, reason: str = "down", purge: bool = False) -> RunStatus:
         """End the run in order; see :meth:`Run.down`.
 
@@ -209,6 +233,8 @@ async def up(
         RunExistsError: A live run has its name.
         LaunchError: It did not come up; what had started was ended.
     """
+    from sky_monarch.sdk import _up  # planning costs more to import than all the rest
+
     options: dict[str, Any] = {"name": name, "env": env, "secret": secret, "inject": inject}
     options |= {"hosts": hosts, "head": head, "address": head_address, "spare": spare}
     work = functools.partial(_up.launch_job, job, timeout_s=timeout_s, **options)
@@ -256,6 +282,18 @@ async def logs(name_or_id: str, **selection: Any) -> AsyncIterator[LogLine]:
     async with AsyncRun(find(name_or_id)) as run:
         async for line in run.logs(**selection):
             yield line
+
+
+async def scale(name_or_id: str, replicas: int, *, dry_run: bool = False, reason: str = "scale") -> Scaled:
+    """Have another number of replica groups in a run; see :meth:`Run.scale`.
+
+    Raises:
+        RunNotFoundError: There is none.
+        ConfigError: It cannot be. Nothing was changed.
+        ChannelTimeoutError: The controller did not answer in time. It may have heard.
+    """
+    async with AsyncRun(find(name_or_id)) as run:
+        return await run.scale(replicas, dry_run=dry_run, reason=reason)
 
 
 async def down(

@@ -15,12 +15,13 @@ from sky_monarch.errors import (
     SkyMonarchError,
     SystemCallError,
 )
-from sky_monarch.launch import away, local
 from sky_monarch.launch.folder import Phase, RunFolder
 from sky_monarch.launch.placement import cluster_name
 from sky_monarch.launch.process import carrying
 from sky_monarch.sdk import _api, _archive
 from sky_monarch.sdk._archive import Selection
+from sky_monarch.sdk._http import load_httpx
+from sky_monarch.sdk.scaling import Scaled, require_live, scale_body
 from sky_monarch.sdk.types import Event, LogLine, RunStatus
 
 if TYPE_CHECKING:
@@ -88,8 +89,7 @@ class Run(AbstractContextManager["Run"]):
             self._client = None
 
     def _http(self) -> httpx.Client:
-        import httpx
-
+        httpx = load_httpx()
         if self._client is None:
             self._client = httpx.Client(
                 # A unix socket: no certificates are loaded, which would take most of a status's time.
@@ -102,8 +102,7 @@ class Run(AbstractContextManager["Run"]):
 
     def answers(self) -> bool:
         """Whether the controller answers right now (one attempt, 2 s at most)."""
-        import httpx
-
+        httpx = load_httpx()
         try:
             _api.reach(self._folder)
         except ChannelError:
@@ -132,6 +131,8 @@ class Run(AbstractContextManager["Run"]):
             LaunchError: It cannot be taken up again.
             RunExistsError: Another live run has its name.
         """
+        from sky_monarch.launch import away, local
+
         if self._folder.head is not None:
             self._need_server()
             self.resumed = away.resume(self._folder, ready=lambda _: self.answers(), deadline_s=timeout_s)
@@ -310,12 +311,43 @@ class Run(AbstractContextManager["Run"]):
                 raise _api.failure(response.status_code, response.read())
             yield from response.iter_lines()
 
+    def scale(
+        self, replicas: int, *, dry_run: bool = False, reason: str = "scale", patience_s: float = 20.0
+    ) -> Scaled:
+        """Have another number of replica groups: those with the lowest numbers. Safe to repeat.
+
+        New ones get their state from those that train; hosts are asked for where they need some. Those that leave
+        finish their step; hosts that nothing is left on are taken down. Returns once the order is noted.
+
+        Args:
+            replicas: How many.
+            dry_run: Say what would change, and change nothing.
+            reason: Shown in the events.
+            patience_s: Longest wait for a controller that is being restarted.
+
+        Raises:
+            ConfigError: It cannot be: too few, no room for so many, or the run is ending. Nothing was changed.
+            ChannelTimeoutError: The controller did not answer in time. It may have heard.
+        """
+        body = scale_body(replicas, dry_run=dry_run, reason=reason)
+        patience = _api.Patience(self._folder, limit_s=patience_s)
+        while True:
+            require_live(self._folder)
+            try:
+                response = self._http().post("/v1/scale", json=body)
+                if response.status_code not in (200, 202):
+                    raise _api.failure(response.status_code, response.content)
+                return Scaled.from_json(response.json())
+            except _api.transient() as error:
+                time.sleep(patience.delay_s(error))
+
     def may_bill(self) -> tuple[str, ...]:
         """Clusters of a run that has ended, or was lost, of which nobody has seen the end."""
         if self._folder.provider != "skypilot" or self._folder.phase() in (Phase.LIVE, Phase.LAUNCHING):
             return ()
         known = {host.host: host for host in self.status().hosts}
-        left = [host for host in self.hosts if host not in known or known[host].phase != "DOWN"]
+        every = dict.fromkeys((*self.hosts, *known))  # those included that it was scaled to
+        left = [host for host in every if host not in known or known[host].phase != "DOWN"]
         asked = self._folder.clusters()
         names = [cluster for host, cluster in asked if host in left]
         names += [
@@ -349,6 +381,8 @@ class Run(AbstractContextManager["Run"]):
         Raises:
             SystemCallError: Some process could not be ended.
         """
+        from sky_monarch.launch import local
+
         state, code, why = "CANCELLED", 8, reason
         if self._folder.phase() is Phase.LOST:
             lost = "its agent died" if self._folder.agent() is None else "its folder was removed"
@@ -378,6 +412,8 @@ class Run(AbstractContextManager["Run"]):
 
     def _end_away(self, grace_s: float, reason: str, told: Callable[[RunStatus], None] | None) -> RunStatus:
         """Have the launcher end the run, its hosts and last of all its head."""
+        from sky_monarch.launch import away, local
+
         self._need_server()
 
         def tell() -> None:
@@ -400,6 +436,8 @@ class Run(AbstractContextManager["Run"]):
 
     def _end_with_hosts(self, grace_s: float, reason: str, told: Callable[[RunStatus], None] | None) -> None:
         """Have the run's own controller take its hosts down: nobody else knows which of them there are."""
+        from sky_monarch.launch import local
+
         for _ in range(2):
             if self._folder.phase() is Phase.LOST:
                 try:

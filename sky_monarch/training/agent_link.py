@@ -26,6 +26,8 @@ _POLL_S = 0.5
 _JOIN_S = 2.0
 # The agent's word on why to leave follows its signal, or is just ahead of it.
 _WORD_S = 0.5
+# The controller's word on whether others stay comes after its agent's, through a journal and back.
+_WHO_SAVES_S = 3.0
 # Of the time that it leaves, for the end of this process.
 _EXIT_S = 1.0
 # A wait for other groups is told after the first; each telling holds the watchdog off for the second.
@@ -77,6 +79,7 @@ class AgentLink:
         self._on_dead = on_dead
         self._oom_wanted = False
         self._told_to_leave, self._save_until = threading.Event(), 0.0
+        self._told_who_saves, self._is_saver = threading.Event(), False
         self._lock = threading.Lock()
         self._waiting_since: float | None = None
         self._waited_s = 0.0
@@ -225,6 +228,18 @@ class AgentLink:
             return 0.0
         return max(0.0, self._save_until - _EXIT_S - time.monotonic())
 
+    def time_if_last(self, limit_s: float, *, otherwise: bool) -> float:
+        """The same for who need not save where others stay that have the state.
+
+        Args:
+            limit_s: Seconds that there are.
+            otherwise: What holds where nobody says so in time: a controller may be away.
+        """
+        until = time.monotonic() + limit_s
+        told = self._told_who_saves.wait(min(_WHO_SAVES_S, limit_s / 4))
+        saves = self._is_saver if told else otherwise
+        return max(0.0, until - time.monotonic()) if saves else 0.0
+
     def leave(self, limit_s: float) -> None:
         """Report that this rank asks for no quorum any more: the others need not wait while it saves its state."""
         self._tell(lambda client: client.pause("leaving the quorum", limit_s))
@@ -272,6 +287,9 @@ class AgentLink:
                 # One path for both ways of asking: the session's handler runs in the main thread, as for a
                 # real SIGTERM.
                 os.kill(os.getpid(), signal.SIGTERM)
+            case "who_saves":
+                self._is_saver = bool(command.get("is_you"))
+                self._told_who_saves.set()
             case "inject" if command.get("fault") == "exit":
                 sys.stderr.write("sky-monarch: rehearsing a fault: exit with code 1\n")
                 sys.stderr.flush()

@@ -58,11 +58,13 @@ class Contributions:
         self._replica, self._world_size = env.replica, env.world_size
         self._sampler = sampler
         self._unit = 1 if sampler is None else sampler.batch_size
-        self._counts = torch.zeros(env.replicas, dtype=torch.int64, device=device)
+        self._group = torch.zeros(1, dtype=torch.int64, device=device)  # of this group
+        self._counts = self._group  # of each member
+        self._members: list[int] = [env.replica]
         self._participants = 0
         self._logged = (0, 0)
         self.offered = False
-        self.by_replica: list[int] = []
+        self.by_replica: dict[int, int] = {}
         if sampler is not None:
             sampler.bind(
                 seed=seed,
@@ -89,11 +91,12 @@ class Contributions:
         self._weighed = samples + (self._weighed or 0)
         return loss if samples == self._unit else loss * (samples / self._unit)
 
-    def offer(self, samples: int | None) -> float:
+    def offer(self, samples: int | None, members: Sequence[int] = ()) -> float:
         """Begin an attempt with so many samples of this rank; returns the weight of its gradients.
 
         Args:
             samples: None for those of the sampler; where there is none, groups weigh the same, uncounted.
+            members: Groups of the quorum, this one among them; none where the attempt is this group's alone.
 
         Raises:
             ConfigError: They were said with the loss already, or FSDP would mix what weighs differently.
@@ -113,12 +116,13 @@ class Contributions:
                 )
             samples = share if samples is None or share == 0 else samples
         self.offered = samples is not None
-        self.by_replica = []
+        self.by_replica = {}
         self._own = samples or 0
-        self._counts.zero_()
+        # One place for each of the quorum, which all of them know alike: not of the run, which may be scaled.
+        self._members = list(members) if self._replica in members else [self._replica]
+        self._group.fill_(self._own)
         if samples is None:
             return 1.0
-        self._counts[self._replica] = samples
         if self._weighed is not None:
             # What FSDP has shared is not of this rank alone; a group that was dealt nothing gives nothing.
             return 0.0 if self._sampler is not None and self._sampler.share == 0 else 1.0
@@ -131,7 +135,7 @@ class Contributions:
             ConfigError: This rank has more or fewer samples than the mean of the group.
         """
         if self._even and self._weighed is None and self.offered:
-            group = int(self._counts[self._replica])
+            group = int(self._group)
             if group != self._own * self._world_size:
                 raise ConfigError(
                     f"this rank has {self._own} samples, its group of {self._world_size} {group}: they shard "
@@ -141,32 +145,30 @@ class Contributions:
 
     def within(self, inner: dist.ProcessGroup) -> dist.Work:
         """Begin to sum up over the ranks of this group."""
-        return inner.allreduce([self._counts], dist.AllreduceOptions())
+        return inner.allreduce([self._group], dist.AllreduceOptions())
 
     def across(self, manager: Manager) -> dist.Work:
         """Begin to sum up over the groups. One that heals counts nothing."""
         self._participants = manager.num_participants()
+        self._counts = self._group.new_zeros(len(self._members))
+        self._counts[self._members.index(self._replica)] = self._group[0]
         return manager.allreduce(self._counts, reduce_op=dist.ReduceOp.SUM)
 
     def settle(self, manager: Manager) -> None:
         """Read what the others counted, once it has come; nobody's step with no sample is committed."""
-        self.by_replica = self._counts.tolist()
+        self.by_replica = dict(zip(self._members, self._counts.tolist(), strict=True))
         if self.total == 0:
             manager.report_error(QuorumError("no group contributes a sample"))
 
-    def settle_within(self, inner: dist.ProcessGroup | None) -> None:
-        """Read what the ranks of this group counted, for a step that is this group's alone.
-
-        Args:
-            inner: Those ranks; None where this one is alone.
-        """
+    def settle_within(self) -> None:
+        """Read what the ranks of this group counted, for a step that is this group's alone."""
         self._participants = 1
-        self.by_replica = [self._own] if inner is None else self._counts.tolist()
+        self.by_replica = {self._replica: int(self._group)}
 
     @property
     def total(self) -> int:
         """Samples of the step: the effective batch."""
-        return sum(self.by_replica)
+        return sum(self.by_replica.values())
 
     @property
     def correction(self) -> float:

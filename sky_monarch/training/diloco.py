@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -182,32 +182,43 @@ class Shares:
 
     def __init__(self, env: RankEnvironment, device: torch.device) -> None:
         self._replica = env.replica
-        self._counts = torch.zeros(2, env.replicas, dtype=torch.int64, device=device)
+        self._device = device
+        self._members: list[int] = []
+        self._counts = torch.zeros(3, 0, dtype=torch.int64, device=device)
         self._participants = 0
-        self.came: list[int] = []
-        self.samples = 0
+        self.came: dict[int, int] = {}
+        self.samples = self.places = 0
 
-    def across(self, manager: Manager, *, came: bool, samples: int) -> dist.Work:
+    def across(
+        self, manager: Manager, members: Sequence[int], *, came: bool, samples: int, places: int
+    ) -> dist.Work:
         """Begin to sum up over the groups; one that heals counts nothing.
 
         Args:
             manager: Its quorum has come.
+            members: Groups of that quorum, which all of them know alike: not of the run, which may be scaled.
             came: Whether this group has taken all steps of the round, from the common parameters.
             samples: That it used.
+            places: Places that each step of the round was dealt to, which who came knows and others may not.
         """
-        self.came, self.samples = [], 0
-        self._counts.zero_()
+        self.came, self.samples, self.places = {}, 0, 0
+        self._members = list(members)
+        self._counts = torch.zeros(3, len(self._members), dtype=torch.int64, device=self._device)
         if came:
-            self._counts[0, self._replica], self._counts[1, self._replica] = 1, samples
+            mine = torch.tensor([1, samples, places], dtype=torch.int64, device=self._device)
+            self._counts[:, self._members.index(self._replica)] = mine
         self._participants = manager.num_participants()
         return manager.allreduce(self._counts, reduce_op=dist.ReduceOp.SUM)
 
     def settle(self) -> bool:
         """Read what the others counted, once it has come; False if nobody has anything to be averaged."""
-        self.came, self.samples = self._counts[0].tolist(), int(self._counts[1].sum())
-        return sum(self.came) > 0
+        came: list[int]
+        came, samples, places = self._counts.tolist()
+        self.came = dict(zip(self._members, came, strict=True))
+        self.samples, self.places = sum(samples), max(places, default=0)
+        return sum(came) > 0
 
     @property
     def correction(self) -> float:
         """By what the average over the members is multiplied, to be one over those that came."""
-        return self._participants / sum(self.came)
+        return self._participants / sum(self.came.values())

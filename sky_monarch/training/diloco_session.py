@@ -193,12 +193,12 @@ class DilocoSession(Session):
         counts = self._contributions
         weight = counts.offer(samples)
         if self._inner is None:
-            counts.settle_within(None)
+            counts.settle_within()
             return
         self._buckets.pack(weight)
         self._buckets.average_within(self._inner, counts if counts.offered else None)
         if counts.offered:
-            counts.settle_within(self._inner)
+            counts.settle_within()
             if (correction := counts.correction) != 1:
                 for bucket in self._buckets.buckets:
                     bucket *= correction
@@ -239,7 +239,10 @@ class DilocoSession(Session):
             # A heal that failed, for one: this member reduces nothing, and the others would wait for it.
             self._group.cut()
         came = self._taken == self._local_steps and (self._sampler is None or self._sampler.share > 0)
-        counting = self._shares.across(manager, came=came, samples=self._samples)
+        places = 0 if self._sampler is None else self._sampler.places
+        counting = self._shares.across(
+            manager, self._group.members, came=came, samples=self._samples, places=places
+        )
         self._buckets.pack(1.0 if came else 0.0)
         self._buckets.average(manager)
         counting.wait()
@@ -256,8 +259,10 @@ class DilocoSession(Session):
         """Nobody of the quorum has anything to be averaged, and all know: they begin a round."""
         manager.forget_votes()
         if self._sampler is not None and manager.current_step() > 0:
-            # At step 0 all groups of the run are dealt to, also those that come late and cannot know of this.
             self._sampler.deal_to(self._group.members)
+        elif self._sampler is not None:
+            # Who comes late does not heal at step 0: it learns at the end of the round how many places were dealt.
+            self._sampler.deal_to_first(max(self._group.members, default=0) + 1)
         self._joined = True
 
     def _commit_round(self, manager: SessionManager, metrics: Mapping[str, float]) -> None:
@@ -270,6 +275,7 @@ class DilocoSession(Session):
         if self._shares.samples:
             values["effective_batch"] = float(self._shares.samples)
         if self._sampler is not None:
+            self._sampler.deal_to_first(self._shares.places)
             self._sampler.advance(first, self._shares.came, self._group.members, steps=self._local_steps)
             values |= {
                 "epoch": float(self._sampler.epoch),

@@ -5,6 +5,10 @@ the next step begins (``cursor``) and who takes part in it (``members``): the gr
 of that commit, whether they computed or healed. Of ``n`` groups with ``r`` ranks each, the rank ``k`` of the
 ``i``-th group takes the batch ``cursor + i * r + k``, and the next step begins at ``cursor + n * r``.
 
+Before the first commit, and before the first one after a restart of all, nobody knows who takes part: there group ``i``
+takes the place ``i``, and all places up to the highest one of the quorum that commits are dealt. So it is no matter
+how many groups there were to be when each of them started.
+
 All of it is known before the quorum of the step is, so nobody waits for that. It is equal on all groups
 after each commit, and heals with the rest of the state: no server hands out anything. A member that dies,
 hangs or leaves before its batch is committed takes the batch with it; the others list it as lost. It is not
@@ -54,6 +58,7 @@ class _Position:
 
     cursor: int
     members: tuple[int, ...]
+    open: bool = False  # whoever is in the quorum that commits was dealt to: `members` is only a guess
     lost: tuple[LostBatch, ...] = ()
     lost_samples: int = 0
 
@@ -146,6 +151,7 @@ class Sampler:
         place, position = self._bound(), self._position
         # No member: a group on its way to its first commit, which is about to heal.
         turn = position.members.index(place.replica) if place.replica in position.members else 0
+        turn = place.replica if position.open else turn
         step_size = max(1, len(position.members)) * place.world_size
         return position.cursor + (self._taken + steps) * step_size + turn * place.world_size + place.rank
 
@@ -169,17 +175,29 @@ class Sampler:
     # The session's side.
 
     def bind(self, *, seed: int, replica: int, replicas: int, rank: int, world_size: int) -> None:
-        """Learn which rank this is, and begin at the first sample with every group of the run."""
+        """Learn which rank this is, and begin at the first sample with every group that is there then."""
         self._place = _Place(seed=seed, replica=replica, replicas=replicas, rank=rank, world_size=world_size)
-        self._position = _Position(cursor=0, members=tuple(range(replicas)))
+        self._position = _Position(cursor=0, members=tuple(range(replicas)), open=True)
 
     def all_take_part(self) -> None:
-        """Deal to every group of the run, after a restart of all from a checkpoint."""
-        self._position = replace(self._position, members=tuple(range(self._bound().replicas)))
+        """Deal to every group that is there, after a restart of all from a checkpoint."""
+        members = tuple(range(self._bound().replicas))
+        self._position = replace(self._position, members=members, open=True)
 
     def deal_to(self, members: Sequence[int]) -> None:
         """Deal the same batches to others: nobody of those they were dealt to is there to use them."""
-        self._position, self._taken = replace(self._position, members=tuple(sorted(members))), 0
+        self._position = replace(self._position, members=tuple(sorted(members)), open=False)
+        self._taken = 0
+
+    def deal_to_first(self, places: int) -> None:
+        """Learn from others how many places were dealt, where all groups begin: a group has the place of its number."""
+        if self._position.open:
+            self._position = replace(self._position, members=tuple(range(places)), open=False)
+
+    @property
+    def places(self) -> int:
+        """How many places are dealt in each step."""
+        return len(self._position.members)
 
     def take(self) -> None:
         """Go on to the batch of the next step, before this one is committed: between two outer steps."""
@@ -192,22 +210,24 @@ class Sampler:
     @property
     def share(self) -> int:
         """Samples that this rank may contribute to this step; 0 where the group was dealt none."""
-        if self._bound().replica not in self._position.members:
+        if self._bound().replica not in self._position.members and not self._position.open:
             return 0
         return self.size_of(self.batch_number)
 
     def advance(
-        self, step: int, contributed: Sequence[int], members: Sequence[int], *, steps: int = 1
+        self, step: int, contributed: Mapping[int, int], members: Sequence[int], *, steps: int = 1
     ) -> None:
         """A step was committed, or some at once; called on every group, with the same arguments.
 
         Args:
             step: The first of them, as ``before_update`` counts.
-            contributed: Samples of each group of the run.
+            contributed: Samples by replica group; who is missing has none.
             members: Groups of the quorum that committed it: those that take part in the next step.
             steps: How many.
         """
         position, world_size = self._position, self._bound().world_size
+        if position.open:
+            position = replace(position, members=tuple(range(max(members, default=0) + 1)))
         step_size = len(position.members) * world_size
         lost = [
             LostBatch(
@@ -217,7 +237,7 @@ class Sampler:
             )
             for ahead in range(steps)
             for turn, replica in enumerate(position.members)
-            if not contributed[replica]
+            if not contributed.get(replica)
             for rank in range(world_size)
         ]
         samples = sum(self.size_of(batch.number) for batch in lost)
@@ -247,6 +267,7 @@ class Sampler:
             "of": self._of(),
             "cursor": position.cursor,
             "members": list(position.members),
+            "open": int(position.open),
             "lost": [(batch.step, batch.replica, batch.number) for batch in position.lost],
             "lost_samples": position.lost_samples,
         }
@@ -266,6 +287,7 @@ class Sampler:
         self._position = _Position(
             cursor=state["cursor"],
             members=tuple(state["members"]),
+            open=bool(state.get("open")),  # older ones knew how many groups there are
             lost=tuple(
                 LostBatch(step=step, replica=replica, number=number)
                 for step, replica, number in state["lost"]

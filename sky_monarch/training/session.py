@@ -320,7 +320,7 @@ class Session:
             # A heal that failed, for one: the others would wait for this member.
             self._group.cut()
         counts = self._contributions
-        self._buckets.pack(counts.offer(samples))
+        self._buckets.pack(counts.offer(samples, self._group.members))
         return self._buckets.average(
             manager, inner=self._inner, contributions=counts if counts.offered else None
         )
@@ -457,20 +457,27 @@ class Session:
 
     def _leave_if_asked(self) -> None:
         """Between two steps. Ranks that save together before they go leave together, after the same step."""
-        together = self._state.saves_on_notice and self._env.world_size > 1
+        together = self._state.saves and self._env.world_size > 1
         if together and not self._agreement.all(not self.drain_requested):
             self._drain.ask()
         self._drain.leave_if_requested()
 
     def _save_before_the_end(self) -> None:
-        """The host is about to be taken away: save what goes with it, if the job wants so and this group leads."""
-        if not (self._leads and self._state.saves_on_notice):
+        """The host is about to be taken away: save what goes with it.
+
+        That is so where the job wants it and this group leads; in any case where no group stays that has the state.
+        """
+        always = self._state.saves_on_notice
+        if not self._state.saves or (always and not self._leads):
             return
         limit_s = self._link.time_to_save()
         self._back_to_commit()
         # A heal that was under way has set the manager's step ahead of what the parameters are.
         if limit_s > 0 and self.step == self._committed:
             self._link.leave(limit_s)
+            if not always:
+                limit_s = self._link.time_if_last(limit_s, otherwise=self._leads)
+        if limit_s > 0 and self.step == self._committed:
             self._link.add(self._state.save_now(self._entered(), self.step, limit_s))
 
     def _back_to_commit(self) -> None:

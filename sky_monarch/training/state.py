@@ -136,6 +136,11 @@ class TrainingState:
         return {MANAGER: counts, **{key: save() for key, (_, save) in self._parts.items()}}
 
     @property
+    def saves(self) -> bool:
+        """Whether the job has checkpoints."""
+        return self.checkpoints is not None
+
+    @property
     def saves_on_notice(self) -> bool:
         """Whether the job wants it saved before a host is taken away."""
         return self.checkpoints is not None and self.checkpoints.plan.on_notice

@@ -54,6 +54,11 @@ def test_a_lost_host_comes_back_alone_and_down_waits_until_all_are_gone(workbenc
     assert host_of(after, "reh-h0")["attempt"] == 1
     left = [now["groups"][1]["restarts_left"] for now in (before, after)]
     assert left[0] == left[1], "what a host costs is not taken from the budget of its group"
+    (record,) = after["recoveries"]
+    assert (record["replica"], record["generation"]) == (1, 1)
+    assert record["cause"].startswith("host reh-h1 was lost: its provider ended it"), record["cause"]
+    assert record["next_generation"] == after["groups"][1]["generation"]
+    assert 0 < record["detect_s"] < record["spawn_s"] < record["first_commit_s"] < 60, record
     shown = workbench.cli("status", name).stdout
     assert "reh-h1  1       this machine  2        UP" in shown, shown
 

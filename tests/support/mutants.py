@@ -9,6 +9,7 @@ from tests.support.mutants_kept import KEPT
 from tests.support.mutants_provided import PROVIDED
 from tests.support.mutants_rounds import ROUNDS
 from tests.support.mutants_saved import DEALT, FORKED, SAVED
+from tests.support.mutants_scaled import SCALED
 from tests.support.mutants_sharded import SHARDED
 from tests.support.mutants_told import TOLD
 from tests.support.mutants_watched import WATCHED
@@ -500,4 +501,5 @@ MUTANTS: list[Mutant] = [
     *HOSTS,
     *PROVIDED,
     *AWAY,
+    *SCALED,
 ]

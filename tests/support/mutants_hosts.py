@@ -199,7 +199,7 @@ HOSTS = [
     ),
     replaced(
         "controller/controller.py",
-        "        return host in self._settings.provisioned and not self._agents.connected(host)\n",
+        "        return self._is_provisioned(host) and not self._agents.connected(host)\n",
         "        return False\n",
         "test_controller_hosts.py::test_output_of_the_others_is_followed_while_a_host_is_away",
         "agent_unreachable",

@@ -23,7 +23,7 @@ def test_the_effective_batch_is_logged_at_each_world_size_and_not_at_each_step(
     told = []
     for step, (samples, members) in enumerate(history):
         counts.offer(samples[0])
-        counts.by_replica = samples
+        counts.by_replica = dict(enumerate(samples))
         told.append(counts.committed(step, members))
     assert [metrics["effective_batch"] for metrics in told] == [12.0, 12.0, 8.0, 8.0]
     assert [record.getMessage() for record in caplog.records] == [

@@ -143,6 +143,7 @@ def test_no_history_of_rounds_deaths_and_heals_commits_a_sample_twice(seed: int)
         ranks = [Sampler(997, 4) for _ in range(world_size)]
         for rank, one in enumerate(ranks):
             one.bind(seed=3, replica=replica, replicas=replicas, rank=rank, world_size=world_size)
+            one.deal_to_first(replicas)  # as at the begin of a round that nobody has trained in
         return ranks
 
     live = {replica: group(replica) for replica in range(replicas)}
@@ -161,7 +162,7 @@ def test_no_history_of_rounds_deaths_and_heals_commits_a_sample_twice(seed: int)
             continue
         while dice.random() < 0.2 and len(live) > 1:
             live.pop(dice.choice(sorted(live)))
-        came = [int(replica in live) for replica in range(replicas)]
+        came = {replica: int(replica in live) for replica in range(replicas)}
         donor = live[min(live)][0].state_dict()
         for replica in range(replicas):
             if replica not in live and dice.random() < 0.5:
@@ -184,7 +185,8 @@ def test_no_history_of_rounds_deaths_and_heals_commits_a_sample_twice(seed: int)
 def test_batches_of_which_nobody_is_left_are_dealt_to_who_is_there() -> None:
     sampler = Sampler(100, 4)
     sampler.bind(seed=0, replica=1, replicas=3, rank=0, world_size=1)
-    sampler.advance(0, [1, 0, 1], [0, 2], steps=5)
+    sampler.deal_to_first(3)
+    sampler.advance(0, {0: 1, 2: 1}, [0, 2], steps=5)
     assert sampler.share == 0
     number = sampler.state_dict()["cursor"]
     sampler.deal_to([1])

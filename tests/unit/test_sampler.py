@@ -86,10 +86,8 @@ def test_no_history_of_deaths_and_heals_commits_a_sample_twice(seed: int) -> Non
                 for replica, ranks in healed.items()
             }
             healed = {}
-        counts = [
-            sum(one.share for one in live[replica]) if replica in live else 0 for replica in range(replicas)
-        ]
-        if not sum(counts):
+        counts = {replica: sum(one.share for one in ranks) for replica, ranks in live.items()}
+        if not sum(counts.values()):
             continue  # not committed; whoever has a share will be back, or all begin anew from a checkpoint
         for replica in live:
             if counts[replica]:
@@ -113,7 +111,7 @@ def test_a_batch_is_the_same_until_it_is_committed() -> None:
     sampler = make(1, 3)
     before = sampler.indices()
     assert torch.equal(before, sampler.indices())
-    sampler.advance(0, [4, 4, 4], [0, 1, 2])
+    sampler.advance(0, {0: 4, 1: 4, 2: 4}, [0, 1, 2])
     assert not set(before.tolist()) & set(sampler.indices().tolist())
 
 
@@ -125,7 +123,7 @@ def test_a_position_in_other_data_is_refused() -> None:
 
 def test_after_a_restart_from_a_checkpoint_every_group_is_dealt_to() -> None:
     saved = make(0, 3)
-    saved.advance(0, [4, 0, 4], [0, 2])
+    saved.advance(0, {0: 4, 2: 4}, [0, 2])
     restarted = make(1, 3)
     restarted.load_state_dict(saved.state_dict())
     assert restarted.share == 0
@@ -156,6 +154,6 @@ def test_a_loader_gives_the_batch_of_the_step_whatever_it_had_fetched_ahead(work
         assert torch.equal(batch, data[sampler.indices()])
         assert loader.batch()[0] is batch
         fetched.append(len(loader._ahead.fetched))
-        sampler.advance(step, [4, 4, 4], following)
+        sampler.advance(step, {0: 4, 1: 4, 2: 4}, following)
     assert max(fetched) <= 2 * workers
     assert (max(fetched) > 0) == (workers > 0), "workers fetch ahead"

@@ -28,6 +28,12 @@ impl LighthouseControl {
         wait(py, client.evict(replica, generation, deadline))
     }
 
+    fn expect(&self, py: Python<'_>, replicas: u32, timeout_s: f64) -> PyResult<()> {
+        let client = self.client.get(py, "tell the lighthouse")?;
+        let deadline = duration(py, "timeout_s", timeout_s)?;
+        wait(py, client.expect(replicas, deadline))
+    }
+
     fn state(&self, py: Python<'_>, timeout_s: f64) -> PyResult<String> {
         let client = self.client.get(py, "look at the lighthouse")?;
         let deadline = duration(py, "timeout_s", timeout_s)?;

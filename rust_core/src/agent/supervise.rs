@@ -17,7 +17,7 @@ use super::probe::Probe;
 use super::services::Services;
 use super::setup::Setup;
 use super::tree::{self, Family};
-use crate::protocol::{Command, Event, GroupPlan, GroupState, LogRead, ProbeTarget, Reached};
+use crate::protocol::{Command, Event, GroupPlan, GroupState, LogRead, ProbeTarget, Reached, SessionCommand};
 
 const LOOK: Duration = Duration::from_millis(50);
 /// Adopted zombies are looked for this often, beside each SIGCHLD.
@@ -174,6 +174,7 @@ impl Supervisor {
                 Some(group) => group.stop(grace_s, &reason),
                 None => self.context.outbox.emit(Event::GroupStopped { replica, generation: 0 }),
             },
+            Command::WhoSaves { replica, reason } => self.tell_who_saves(replica, &reason),
             Command::Release => self.release(),
             Command::ReadLog(question) => self.read(question),
             // The link keeps these for itself.
@@ -201,6 +202,14 @@ impl Supervisor {
         match Group::start(Arc::clone(&self.context), plan.clone(), self.released, before) {
             Ok(handle) => drop(self.groups.insert(replica, handle)),
             Err(error) => drop(tokio::spawn(group::refuse(Arc::clone(&self.context), plan, error))),
+        }
+    }
+
+    fn tell_who_saves(&self, saver: Option<u32>, reason: &str) {
+        tracing::info!(?saver, reason, "who saves before this host is gone");
+        for replica in self.groups.keys() {
+            let command = SessionCommand::WhoSaves { is_you: saver == Some(*replica) };
+            self.context.sessions.tell_group(*replica, &command);
         }
     }
 

@@ -75,6 +75,12 @@ pub fn handle(shared: &Shared, command: &LighthouseCommand) -> LighthouseReply {
             tracing::info!(replica, generation, quorum_id, "evicted");
             LighthouseReply::Evicted { quorum_id }
         }
+        LighthouseCommand::Expect { replicas } => {
+            shared.lock().expect(now, replicas);
+            shared.wake();
+            tracing::info!(replicas, "another number of groups is expected");
+            LighthouseReply::Expected
+        }
         LighthouseCommand::State => {
             let snapshot = shared.lock().snapshot(now);
             serde_json::to_string(&snapshot).map_or_else(

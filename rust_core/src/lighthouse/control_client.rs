@@ -85,6 +85,14 @@ impl ControlClient {
         }
     }
 
+    /// Lets a start wait for `replicas` groups from now on. Errors as in [`Self::evict`].
+    pub async fn expect(&self, replicas: u32, deadline: Duration) -> Result<()> {
+        match self.request(&LighthouseCommand::Expect { replicas }, deadline).await? {
+            LighthouseReply::Expected => Ok(()),
+            other => Err(unexpected(other)),
+        }
+    }
+
     /// Everything the lighthouse knows, as the JSON text of its snapshot. Errors as in [`Self::evict`].
     pub async fn state(&self, deadline: Duration) -> Result<String> {
         match self.request(&LighthouseCommand::State, deadline).await? {

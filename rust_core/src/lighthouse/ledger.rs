@@ -28,6 +28,9 @@ pub struct Entry {
     pub fences: BTreeMap<u32, u64>,
     /// Members of the last quorum.
     pub members: Vec<MemberEntry>,
+    /// Groups that a start waits for, where the run was scaled since it began.
+    #[serde(default)]
+    pub expect: Option<u32>,
 }
 
 /// One member of the last quorum.

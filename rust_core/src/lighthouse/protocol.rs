@@ -24,6 +24,11 @@ pub enum LighthouseCommand {
         /// Newest generation that is over.
         generation: u64,
     },
+    /// The run has another number of replica groups: a start waits for so many, also after a restart.
+    Expect {
+        /// How many: those with the lowest numbers.
+        replicas: u32,
+    },
     /// Everything the lighthouse knows.
     State,
 }
@@ -46,6 +51,8 @@ pub enum LighthouseReply {
         /// Last quorum that held one of the evicted generations; none: no quorum did.
         quorum_id: Option<i64>,
     },
+    /// A start waits for so many from now on, and that is written down.
+    Expected,
     /// The snapshot of `/status.json`, as JSON text.
     State {
         /// The text.

@@ -12,7 +12,6 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use fencing::retired;
 use split::Split;
 use tokio::sync::{broadcast, oneshot};
 
@@ -117,7 +116,10 @@ impl Registry {
             split: Split::default(),
             ledger,
         };
-        registry.state.retired = retired(&registry.ledger.entry.fences);
+        if let Some(replicas) = registry.ledger.entry.expect {
+            registry.options.expect = expected(replicas, &registry.options);
+        }
+        registry.state.retired = registry.retired();
         for MemberEntry { id, identity } in registry.ledger.entry.members.clone() {
             registry.state.restored = true;
             let evicted =
@@ -231,6 +233,18 @@ impl Registry {
         self.decide(now);
         let first = Identity { replica, generation: 0 };
         self.held.range(first..=Identity { replica, generation }).map(|(_, id)| *id).max()
+    }
+
+    /// The run has another number of replica groups, those with the lowest numbers: a start waits for so many.
+    pub fn expect(&mut self, now: Instant, replicas: u32) {
+        self.observe(now);
+        self.options.expect = expected(replicas, &self.options);
+        if self.ledger.entry.expect != Some(replicas) {
+            self.ledger.entry.expect = Some(replicas);
+            self.store();
+        }
+        self.state.retired = self.retired();
+        self.decide(now);
     }
 
     /// Time passed.
@@ -386,6 +400,11 @@ impl Registry {
             }
         }
     }
+}
+
+/// Never fewer than a quorum needs.
+fn expected(replicas: u32, options: &Options) -> usize {
+    usize::try_from(replicas).unwrap_or(usize::MAX).max(options.min_replicas)
 }
 
 #[cfg(test)]

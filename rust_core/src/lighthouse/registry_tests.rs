@@ -66,6 +66,15 @@ impl Scene {
         }
     }
 
+    /// A lighthouse of three groups that was told of another number, as the next one finds it.
+    fn scaled(replicas: u32, folder: &tempfile::TempDir) -> Self {
+        let path = folder.path().join("lighthouse.state");
+        let open = || Ledger::open(Some(&path), "run").expect("a ledger");
+        let mut before = Self::with_ledger(1, 3, open());
+        before.registry.expect(before.now, replicas);
+        Self::with_ledger(1, 3, open())
+    }
+
     /// Three groups in a first quorum.
     fn three() -> (Self, i64) {
         let mut scene = Self::new(2, 3);
@@ -449,3 +458,31 @@ mod silence;
 
 #[path = "registry/split_tests.rs"]
 mod split;
+
+#[test]
+fn a_start_waits_for_the_number_of_groups_that_a_run_was_scaled_to() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut fewer = Scene::scaled(2, &folder);
+    let mut first = fewer.asks("r0:a", is(0, 1));
+    assert_eq!(first.1.try_recv(), Err(TryRecvError::Empty), "it waits for a second one");
+    let mut second = fewer.asks("r1:a", is(1, 1));
+    assert_eq!(ids(&quorum(&mut first)), ["r0:a", "r1:a"], "and for no third");
+    quorum(&mut second);
+
+    let folder = tempfile::tempdir().expect("folder");
+    let mut more = Scene::scaled(4, &folder);
+    let mut waiting: Vec<Waiting> =
+        (0..4).map(|replica| more.asks(&format!("r{replica}:a"), is(replica, 1))).collect();
+    assert_eq!(ids(&quorum(&mut waiting[0])).len(), 4);
+}
+
+#[test]
+fn a_group_that_is_gone_for_good_counts_once_where_the_run_was_scaled_below_it() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut scene = Scene::scaled(2, &folder);
+    scene.registry.evict(scene.now, 2, FOR_GOOD);
+    let mut first = scene.asks("r0:a", is(0, 1));
+    assert_eq!(first.1.try_recv(), Err(TryRecvError::Empty), "the second one is still to come");
+    scene.registry.expect(scene.now, 0);
+    assert_eq!(ids(&quorum(&mut first)), ["r0:a"], "never fewer than a quorum needs, and no more");
+}

@@ -25,6 +25,13 @@ pub enum Command {
     },
     /// Every group is done, or the drain window is over: sessions that wait for that may leave.
     Release,
+    /// This host is about to be taken away, as it said: whether a group of it has to save what nobody else has.
+    WhoSaves {
+        /// That group; none: others stay that have it.
+        replica: Option<u32>,
+        /// Why.
+        reason: String,
+    },
     /// Read captured output; answered by [`Report::LogChunk`].
     ReadLog(LogRead),
     /// Find out whether this host reaches others; answered by [`Event::Reached`](super::Event::Reached).

@@ -56,6 +56,12 @@ pub enum SessionCommand {
         #[serde(default)]
         save: bool,
     },
+    /// After a drain before which the state may be saved: whether this group is the one that has to, since no other that
+    /// has it stays.
+    WhoSaves {
+        /// It is.
+        is_you: bool,
+    },
     /// Carry out a rehearsed fault on yourself ([`Fault::Exit`], [`Fault::Oom`]).
     Inject {
         /// What.

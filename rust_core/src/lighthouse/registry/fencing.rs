@@ -1,6 +1,5 @@
 //! Who is let in, and who never again: identities, second copies, fences.
 
-use std::collections::BTreeMap;
 use std::time::Instant;
 
 use super::{ConnectionId, FOR_GOOD, Known, Registry};
@@ -87,7 +86,7 @@ impl Registry {
             return;
         }
         self.ledger.entry.fences.insert(replica, fence);
-        self.state.retired = retired(&self.ledger.entry.fences);
+        self.state.retired = self.retired();
         self.store();
         let below: Vec<(String, Identity)> = self
             .known
@@ -101,6 +100,13 @@ impl Registry {
         }
     }
 
+    /// Replica groups that were evicted for good, of those that are expected.
+    pub(super) fn retired(&self) -> usize {
+        let is_expected = |replica: u32| self.ledger.entry.expect.is_none_or(|replicas| replica < replicas);
+        let fences = self.ledger.entry.fences.iter();
+        fences.filter(|(replica, fence)| **fence == FOR_GOOD && is_expected(**replica)).count()
+    }
+
     fn drop_replica(&mut self, id: &str, identity: Identity, fence: u64) {
         self.known.remove(id);
         self.state.heard.remove(id);
@@ -110,9 +116,4 @@ impl Registry {
             self.refuse(waiter, Refusal::Fenced { identity, fence });
         }
     }
-}
-
-/// Replica groups that were evicted for good.
-pub(super) fn retired(fences: &BTreeMap<u32, u64>) -> usize {
-    fences.values().filter(|fence| **fence == FOR_GOOD).count()
 }
