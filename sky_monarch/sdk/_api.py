@@ -74,9 +74,8 @@ def status_of(folder: RunFolder, body: bytes) -> RunStatus:
 
 def timeout(path: str = "", *, follow: bool = False) -> httpx.Timeout:
     """Deadlines of one request."""
-    httpx = load_httpx()
     read_s = _FOLLOW_S[path] if follow else _REQUEST_S
-    limits: httpx.Timeout = httpx.Timeout(_REQUEST_S, connect=_CONNECT_S, read=read_s)
+    limits: httpx.Timeout = load_httpx().Timeout(_REQUEST_S, connect=_CONNECT_S, read=read_s)
     return limits
 
 
