@@ -7,11 +7,14 @@ from dataclasses import dataclass
 __all__ = [
     "Action",
     "CancelTimer",
+    "EndGeneration",
     "Fence",
+    "GiveUpGroup",
     "HostLost",
     "Probe",
     "ProbeTarget",
     "Release",
+    "ScheduleRestart",
     "SetTimer",
     "Setup",
     "Shutdown",
@@ -40,6 +43,8 @@ class StartGroup:
     generation: int
     max_restarts: int
     spent_s: tuple[float, ...] = ()
+    store: str | None = None
+    """Where another host of the group serves its store."""
     reason: str
 
 
@@ -50,6 +55,36 @@ class StopGroup:
     host: str
     replica: int
     grace_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndGeneration:
+    """End a host's part of a generation that is over on another host of its group, at once."""
+
+    host: str
+    replica: int
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleRestart:
+    """Write down that a restart of a wide group's budget is spent on ``generation``."""
+
+    replica: int
+    generation: int
+    delay_s: float
+    restarts_left: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiveUpGroup:
+    """Write down that a wide group's budget is spent."""
+
+    replica: int
+    generation: int
+    restarts: int
     reason: str
 
 
@@ -125,5 +160,17 @@ class CancelTimer:
 
 
 Action = (
-    Setup | StartGroup | StopGroup | Release | Shutdown | Fence | Probe | HostLost | SetTimer | CancelTimer
+    Setup
+    | StartGroup
+    | StopGroup
+    | EndGeneration
+    | Release
+    | Shutdown
+    | Fence
+    | Probe
+    | HostLost
+    | ScheduleRestart
+    | GiveUpGroup
+    | SetTimer
+    | CancelTimer
 )

@@ -312,6 +312,10 @@ class Controller:
             groups = [self._book.lost(replica, generation) for replica, generation in action.groups]
             row = {"event": "host_lost", "host": action.host, "attempt": action.attempt, "groups": groups}
             self._append({**row, "reason": action.reason})
+        elif isinstance(action, model.ScheduleRestart):
+            self._append({"event": "restart_scheduled", **dataclasses.asdict(action)})
+        elif isinstance(action, model.GiveUpGroup):
+            self._append({"event": "group_given_up", "cause": "budget", **dataclasses.asdict(action)})
         else:
             row = self._orders.row(action)
             self._append(row)  # no act without its row
@@ -411,7 +415,7 @@ class Controller:
             Process(name, number, local)
             for name, replicas in self._settings.hosts.items()
             for number in replicas
-            for local in range(self._limits.ranks_per_replica)
+            for local in self._plans.ranks_on(name)
             if replica in (None, number) and rank in (None, local)
         ]
 

@@ -127,7 +127,7 @@ class Ending(Turn):
         for replica in host.replicas:
             group = self.state.groups[replica]
             phase = group.phase if group.phase.final else GroupPhase.STOPPED
-            self._group(replica, live=frozenset(), phase=phase)
+            self._empty(group, host.name, phase=phase)
         became = HostPhase.GIVEN_UP if host.phase is HostPhase.GIVEN_UP else HostPhase.DOWN
         self._host(host.name, phase=became, gone=True, connected=False, trouble=None)
 

@@ -19,6 +19,7 @@ _NAMES: dict[type, str] = {
     model.Setup: "setup",
     model.StartGroup: "start_group",
     model.StopGroup: "stop_group",
+    model.EndGeneration: "end_generation",
     model.Release: "release",
     model.Shutdown: "shutdown",
     model.Fence: "fence",
@@ -29,6 +30,7 @@ Order = (
     model.Setup
     | model.StartGroup
     | model.StopGroup
+    | model.EndGeneration
     | model.Release
     | model.Shutdown
     | model.Fence

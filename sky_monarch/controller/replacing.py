@@ -15,6 +15,7 @@ from sky_monarch.controller.model import (
     CancelTimer,
     FailureKind,
     Fence,
+    Group,
     GroupPhase,
     Host,
     HostLost,
@@ -152,17 +153,9 @@ class Replacing(Verdict):
         for replica in host.replicas:
             group = self.state.groups[replica]
             if group.phase.final:
-                self._group(replica, live=frozenset())
-                continue
-            beyond = 2 * self.limits.max_restarts if jump and group.started else 0
-            self._group(
-                replica,
-                phase=GroupPhase.PENDING,
-                started=False,
-                live=frozenset(),
-                generation=group.generation + beyond,
-                reason=why,
-            )
+                self._empty(group, host.name)
+            else:
+                self._deprive(group, host, why, jump=jump)
         setup = SetupPhase.NEEDED if self.state.prepares and host.replicas else SetupPhase.DONE
         self._host(
             host.name,
@@ -175,6 +168,13 @@ class Replacing(Verdict):
             reason=why,
         )
         self._forget_pairs_with(host.name)
+
+    def _deprive(self, group: Group, host: Host, why: str, *, jump: bool) -> None:
+        """A group that is not over has lost its host."""
+        beyond = 2 * self.limits.max_restarts if jump and group.started else 0
+        generation = group.generation + beyond
+        changes = {"phase": GroupPhase.PENDING, "started": False, "generation": generation, "reason": why}
+        self._empty(group, host.name, **changes)
 
     def _forget_pairs_with(self, name: str) -> None:
         """Nobody waits for what is over to be reached."""

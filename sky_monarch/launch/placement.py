@@ -9,16 +9,18 @@ __all__ = ["HostSet", "Shape", "host_sets", "shape_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSet:
-    """One cluster: what is launched, lost and replaced alone.
+    """One cluster of one host: what is launched, lost and replaced alone.
 
     Attributes:
         cluster: Its name, ``<job>-h<k>``.
         groups: Replica groups on it.
-        nodes: Its hosts; more than one only where one group needs several.
+        node: Which part of its group it has, where that needs several hosts; counted from 0.
+        nodes: Hosts that each of its groups needs.
     """
 
     cluster: str
     groups: tuple[int, ...]
+    node: int = 0
     nodes: int = 1
 
 
@@ -28,9 +30,9 @@ class Shape:
 
     Attributes:
         gpus: GPUs of one host, of which the job uses all but ``unused``; 0 for a host without.
-        groups: Groups on one host set.
-        nodes: Hosts of one host set.
-        sets: Host sets for all groups.
+        groups: Groups that share one host.
+        nodes: Hosts of one group; where it needs several, it shares none of them.
+        sets: Groups that do not share their hosts, or hosts that groups share.
         unused: GPUs that no group uses, of all hosts.
     """
 
@@ -42,7 +44,7 @@ class Shape:
 
     @property
     def hosts(self) -> int:
-        """Hosts of all host sets."""
+        """Hosts of all groups."""
         return self.sets * self.nodes
 
 
@@ -71,7 +73,7 @@ def shape_of(*, replicas: int, gpus: int, per_host: int) -> Shape | None:
 
 
 def host_sets(job: str, *, replicas: int, shape: Shape) -> tuple[HostSet, ...]:
-    """The clusters of a job: each group on exactly one, in order, the fuller ones first.
+    """The clusters of a job: each group on exactly one, in order, the fuller ones first; or on several of its own.
 
     Groups are spread evenly, so that the loss of one host takes as few along as the number of hosts allows.
     """
@@ -80,6 +82,8 @@ def host_sets(job: str, *, replicas: int, shape: Shape) -> tuple[HostSet, ...]:
     for index in range(shape.sets):
         size = each + (index < more)
         groups = tuple(range(first, first + size))
-        found.append(HostSet(cluster=f"{job}-h{index}", groups=groups, nodes=shape.nodes))
+        for node in range(shape.nodes):
+            name = f"{job}-h{index * shape.nodes + node}"
+            found.append(HostSet(cluster=name, groups=groups, node=node, nodes=shape.nodes))
         first += size
     return tuple(found)
