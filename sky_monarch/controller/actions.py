@@ -76,6 +76,7 @@ class ScheduleRestart:
     generation: int
     delay_s: float
     restarts_left: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

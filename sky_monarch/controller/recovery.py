@@ -253,7 +253,7 @@ class RecoveryBook:
 
     def _on_evicted(self, event: Mapping[str, Any]) -> None:
         record = self._of_dead(event)
-        if record is not None:
+        if record is not None and record.evicted_ns is None:
             record.evicted_ns = event["mono_ns"]
             record.evicted_quorum = event["quorum_id"]
             self._without_quorum[event["replica"]] = record

@@ -82,13 +82,16 @@ class Wide(Probing):
         part = self._part_of(group, getattr(event, "host", ""))
         if part is None or self.state.host(part.host).away:
             return  # a row of our own, or a host whose attempt is over
+        # It never had that generation: an answer to a stop, and to none before.
         stopped_nothing = isinstance(event, GroupStopped) and event.generation == 0
+        if stopped_nothing and part.phase is not PartPhase.ENDING:
+            return
         if event.generation != group.generation and not stopped_nothing:
             return  # an older one has nothing to say any more
         match event:
             case GenerationStarted():
                 self._part_started(group, part, event)
-            case RankSpawned():
+            case RankSpawned() if part.phase is not PartPhase.IDLE:
                 live = group.live | {event.rank}
                 up = group.up or len(live) >= self.limits.ranks_per_replica
                 self._group(group.replica, live=live, up=up)
@@ -128,9 +131,8 @@ class Wide(Probing):
             after = f"replica {group.replica}, after it was done: {event.failure}"
             self._group(group.replica, failed_after=group.failed_after or after)
         else:
-            self._fall(
-                group, event.failure
-            )  # its own agent ends the rest of its part, and tells when that is done
+            # Its own agent ends the rest of its part, and tells when that is done.
+            self._fall(self._with_part(group, part.host, PartPhase.ENDING), event.failure)
 
     def _part_up(self, group: Group) -> None:
         if self._span(group).fallen is not None:
@@ -177,8 +179,7 @@ class Wide(Probing):
             return
         here = seen is not None and seen.generation == group.generation
         if not here and restarted:
-            self._fall(group, f"the agent of host {host} restarted")
-            self._empty(self.state.groups[group.replica], host)
+            self._fall(self._empty(group, host), f"the agent of host {host} restarted")
             return
         live = seen.live if seen is not None and here else frozenset()
         kept = frozenset(rank for rank in group.live if not part.ranks[0] <= rank < part.ranks[1])
@@ -323,6 +324,7 @@ class Wide(Probing):
                 generation=group.generation + 1,
                 delay_s=delay_s,
                 restarts_left=self.limits.max_restarts - len(spent) - 1,
+                reason=why,
             )
         )
         if delay_s:

@@ -67,9 +67,8 @@ pub fn rank_env(run: &RunEnv, plan: &GroupPlan, place: &Place<'_>) -> BTreeMap<S
     let Place { rank, generation, master_port, spawn_id } = *place;
     let mut env = shared_env(run, plan, spawn_id);
     let local_rank = plan.local_rank(rank);
-    let (node, nodes, ranks) = plan.span.as_ref().map_or((0, 1, plan.world_size), |span| {
-        (span.node, span.nodes, span.ranks)
-    });
+    let (node, nodes, ranks) =
+        plan.span.as_ref().map_or((0, 1, plan.world_size), |span| (span.node, span.nodes, span.ranks));
     let world_size = ranks.to_string();
     let rank_text = rank.to_string();
     // Part of the names in the group's store: where a host is new to the group, it must say the same as the others.

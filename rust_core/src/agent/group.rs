@@ -233,7 +233,11 @@ impl Group {
                     self.stopped(number);
                     break;
                 }
-                Outcome::Died(_) if self.plan.span.is_some() && survivors.is_empty() => {
+                Outcome::Died(_)
+                    if self.plan.span.is_some()
+                        && survivors.is_empty()
+                        && !mutant::is_on("restart_alone") =>
+                {
                     self.show(number, GroupState::Restarting);
                     let Some(next) = self.next_wanted(number).await else {
                         self.stopped(number);

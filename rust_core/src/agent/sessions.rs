@@ -53,7 +53,13 @@ impl Sessions {
     }
 
     /// Accepts sessions of `generation` of a group, and of no other.
-    pub fn open(&self, replica: u32, generation: u64, ranks_here: Range<u32>, mailbox: mpsc::Sender<Message>) {
+    pub fn open(
+        &self,
+        replica: u32,
+        generation: u64,
+        ranks_here: Range<u32>,
+        mailbox: mpsc::Sender<Message>,
+    ) {
         let group =
             Group { generation, mailbox, ranks: HashMap::new(), ranks_here, connections: 0, fenced: false };
         self.groups().insert(replica, group);

@@ -53,7 +53,6 @@ fn member(replica: u32) -> Member {
         store_address: String::new(),
         step: 5,
         world_size: 1,
-        span: None,
         shrink_only: false,
         data: String::new(),
         commit_failures: 0,

@@ -9,7 +9,6 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use super::rank::{Rank, Tracked, oom_kills};
 use super::{Group, Stop, seconds};
-use crate::{Error, ErrorKind, Result};
 use crate::agent::capture::{self, Capture};
 use crate::agent::context::Context;
 use crate::agent::env::{self, Place};
@@ -21,6 +20,7 @@ use crate::agent::progress::Watchdog;
 use crate::agent::store::Lease;
 use crate::agent::tree::{self, Entry, Family};
 use crate::protocol::{Cause, Event, Exit, GroupState, RankCommand, SessionCommand};
+use crate::{Error, ErrorKind, Result};
 
 /// How a generation came to its end.
 #[derive(Debug)]

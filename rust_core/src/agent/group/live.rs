@@ -121,7 +121,8 @@ impl Group {
     }
 
     fn has_never_had_a_session(&self, rank: &Rank) -> bool {
-        rank.session.is_none() && !self.session_seen.get(self.plan.local_rank(rank.rank) as usize).copied().unwrap_or(false)
+        rank.session.is_none()
+            && !self.session_seen.get(self.plan.local_rank(rank.rank) as usize).copied().unwrap_or(false)
     }
 
     /// Takes in what a session of this generation says; what older ones say is not heard.

@@ -61,6 +61,7 @@ impl Group {
 
     /// Waits for the generation after `generation`, with its standbys kept. None where it is asked to stop first.
     pub(super) async fn next_wanted(&mut self, generation: u64) -> Option<u64> {
+        let mut asked = false;
         loop {
             if self.stop.borrow_and_update().is_some() {
                 return None;
@@ -70,16 +71,15 @@ impl Group {
                 span.store = store;
                 return Some(next);
             }
+            // Whoever asks for the end of it now does not know that it has ended.
+            if let (true, Some(Cause::Elsewhere { reason })) = (asked, self.over_elsewhere(generation)) {
+                self.emit(Self::ended_event(self.plan.replica, generation, &reason));
+            }
             tokio::select! {
                 changed = self.stop.changed() => changed.ok()?,
-                changed = self.word.changed() => {
-                    changed.ok()?;
-                    // Whoever asks for the end of it does not know that it has ended.
-                    if let Some(Cause::Elsewhere { reason }) = self.over_elsewhere(generation) {
-                        self.emit(Self::ended_event(self.plan.replica, generation, &reason));
-                    }
-                }
+                changed = self.word.changed() => changed.ok()?,
             }
+            asked = true;
         }
     }
 
@@ -103,7 +103,9 @@ pub(super) fn check(plan: &GroupPlan) -> Result<(), String> {
         ));
     }
     if (span.node == 0) != span.store.is_none() {
-        return Err("the store of a group is served on its first host, and the others have to know where".into());
+        return Err(
+            "the store of a group is served on its first host, and the others have to know where".into()
+        );
     }
     Ok(())
 }
