@@ -158,7 +158,8 @@ def rehearsal(job: JobSpec, hosts: int) -> Launchable:
             hint="leave --hosts out: the plan says how many hosts there are",
         )
     each = hosts // job.replicas  # hosts of one group, where it has several
-    if not 1 <= hosts <= job.replicas and (hosts % job.replicas or job.ranks_per_replica % each):
+    shared, split = 1 <= hosts <= job.replicas, each > 0 and not hosts % job.replicas
+    if not shared and not (split and not job.ranks_per_replica % each):
         wide = [k for k in range(2, job.ranks_per_replica + 1) if job.ranks_per_replica % k == 0]
         several = " or ".join(str(k * job.replicas) for k in wide[:3])
         raise ConfigError(
