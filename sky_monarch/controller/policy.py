@@ -383,6 +383,8 @@ class _Turn(Wide):
                 self._change(root_cause=self.state.root_cause or cause)
         elif name.startswith("part:"):
             self._part_silent(name.removeprefix("part:"))
+        elif name.startswith("end:"):
+            self._end_overdue(int(name.removeprefix("end:")))
         elif name.startswith("group:"):
             self._pause_over(int(name.removeprefix("group:")))
         elif name.startswith("host:"):

@@ -261,6 +261,12 @@ class Wide(Probing):
         span = self._span(group)
         if group.phase is GroupPhase.DONE:
             return
+        if span.fallen is None:
+            delay_s = self.limits.grace_s + self.limits.stop_margin_s
+            end = SetTimer(
+                name=end_timer(group.replica), delay_s=delay_s, reason="it is to end on all its hosts"
+            )
+            self.actions.append(end)
         group = self._with_span(group, fallen=span.fallen or why, free=span.free or free)
         if not group.phase.final and group.phase is not GroupPhase.STOPPING:
             group = self._group(group.replica, phase=GroupPhase.RESTARTING, reason=why)
@@ -273,6 +279,17 @@ class Wide(Probing):
                     self._stop_part(group, part.host, why)
                 else:
                     self._end_part(group, part.host, group.generation, why)
+
+    def _end_overdue(self, replica: int) -> None:
+        """A host on which a generation cannot be ended is no host: the others wait for it."""
+        group = self.state.groups[replica]
+        if self._ending or group.phase.final or group.span is None or group.span.fallen is None:
+            return
+        for part in group.span.parts:
+            host = self.state.host(part.host)
+            if part.phase is PartPhase.ENDING and host.connected:
+                why = f"its part of replica {replica} did not end: {group.span.fallen}"
+                self._lose(host, why, gone=False, fault=False)
 
     def _settle_parts(self, group: Group) -> None:
         span = self._span(group)
@@ -290,6 +307,7 @@ class Wide(Probing):
 
     def _rest(self, group: Group, span: Span) -> None:
         """Nothing of a generation is left on any host: spend a restart on the next one, or give the group up."""
+        self.actions.append(CancelTimer(name=end_timer(group.replica)))
         why = span.fallen or "it was stopped"
         if self._stopping(group):
             self._group(group.replica, phase=GroupPhase.STOPPED, live=frozenset(), started=False)
@@ -428,6 +446,11 @@ class Wide(Probing):
 def part_timer(host: str) -> str:
     """Name of the timer for the silence of a host that has a part of a wide group."""
     return f"part:{host}"
+
+
+def end_timer(replica: int) -> str:
+    """Name of the timer for the end of a generation on all its hosts."""
+    return f"end:{replica}"
 
 
 def group_timer(replica: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Callable
@@ -37,6 +38,12 @@ def kill_host(run_dir: Path, life: str) -> None:
     """As a machine that is switched off: nothing of it says a word."""
     leader = json.loads((run_dir / "hosts" / life / "process.json").read_text())["pid"]
     os.killpg(leader, signal.SIGKILL)
+
+
+def printed(bench: Workbench, name: str) -> str:
+    """What all ranks have printed, from the folders of hosts that are gone: the controller has none of it."""
+    files = sorted((bench.folder_of(name).path / "hosts").glob("*/logs/r*/g*.log"))
+    return "".join(file.read_text() for file in files)
 
 
 def came_back(bench: Workbench, name: str, before: dict[str, Any]) -> Callable[[], dict[str, Any]]:
@@ -126,6 +133,24 @@ def test_a_lost_host_of_a_group_is_replaced_alone_and_its_group_starts_again_on_
 
 
 @pytest.mark.slow
+def test_a_host_that_is_told_to_leave_takes_its_group_along_in_order(workbench: Workbench) -> None:
+    name = wide(workbench, "notice", run=f"{FREE_RANK} --steps 100000 --heed")
+    before = workbench.wait_for_step(name, 10)
+    folder = workbench.folder_of(name).path
+
+    keeper = json.loads((folder / "hosts/notice-h3-a1/process.json").read_text())["pid"]
+    os.kill(keeper, signal.SIGTERM)
+
+    after = eventually(came_back(workbench, name, before), within_s=60)
+    assert attempts(after) == [1, 1, 1, 2]
+    assert [group["restarts_left"] for group in after["groups"]] == [5, 5]
+    assert after["recoveries"] == [], "nothing died"
+    said = workbench.cli("logs", name, "--replica", "1", "--generation", "1").stdout
+    assert said.count("leaves after step") == 2, "the ranks on both hosts have finished their step"
+    assert_no_step_lost(workbench, name)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["rank", "host"])
 def test_a_controller_that_is_killed_in_the_middle_of_it_changes_nothing(
     workbench: Workbench, victim: str
@@ -167,12 +192,13 @@ def test_a_crash_loop_on_one_host_spends_one_budget_and_the_run_goes_on_without_
 
 @pytest.mark.slow
 def test_a_group_is_done_when_its_ranks_on_all_hosts_are(workbench: Workbench) -> None:
-    name = wide(workbench, "done", run=f"{FREE_RANK} --steps 60 --do 1/1:30:kill")
+    # Rank 1 is done long before rank 0 dies: it has to do the rest again.
+    name = wide(workbench, "done", run=f"{FREE_RANK} --steps 60 --do 1/0:55:sleep=6 --do 1/0:56:kill")
 
     after = workbench.wait_for_end(name)
 
     assert after["state"] == "SUCCEEDED", after["reason"]
-    assert [generation_of(after, replica) for replica in (0, 1)] == [1, 2]
+    assert [generation_of(after, replica) for replica in (0, 1)] == [1, 2], "done means done on all hosts"
     exits = [rank["exit"] for group in after["groups"] for rank in group["ranks"]]
     assert all(one and one["code"] == 0 for one in exits), exits
 
@@ -195,5 +221,44 @@ def test_a_torchrun_script_meets_its_ranks_on_the_other_host(workbench: Workbenc
     for rank in (0, 1):
         spawned = workbench.pids_spawned(name, rank)
         assert (len(spawned[0]), len(spawned[1])) == (1, 2)
-    logs = workbench.cli("logs", name).stdout
-    assert logs.count("of 2: 100 rounds, all sums right") == 4
+    assert printed(workbench, name).count("of 2: 100 rounds, all sums right") == 4
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.timeout(400)
+def test_a_session_of_two_hosts_heals_and_all_end_bit_equal(workbench: Workbench) -> None:
+    """TorchFT's manager is rank 0's: the rank on the other host reaches it through the group's store."""
+    gate = workbench.folder / "go"
+    words = [sys.executable, "-m", "tests.support.staged", str(gate)]
+    run = shlex.join([*words, f"{ROOT}/examples/train.py", "--steps", "300"])
+    job = workbench.job("train", run=run, replicas=2, ranks_per_replica=2)
+    name = workbench.up(job, "--hosts", "4")
+
+    def trains() -> dict[str, Any]:
+        status = workbench.status(name)
+        assert all((group["step"] or 0) >= 3 for group in status["groups"]), status["groups"]
+        return status
+
+    before = eventually(trains, within_s=180, every_s=0.5)
+    os.kill(pid_of(before, 1, 1), signal.SIGKILL)
+
+    def healed() -> None:
+        events = workbench.events(name)
+        assert any(
+            (event["event"], event.get("replica"), event.get("generation")) == ("first_commit", 1, 2)
+            for event in events
+        )
+
+    eventually(healed, within_s=120, every_s=0.5)
+    gate.touch()
+    after = workbench.wait_for_end(name, within_s=120)
+
+    assert after["state"] == "SUCCEEDED", after["reason"]
+    (recovery,) = after["recoveries"]
+    assert (recovery["replica"], recovery["generation"], recovery["heal_donor"]) == (1, 1, 0)
+    spawned = workbench.pids_spawned(name)
+    assert spawned[0] == [pid_of(before, 0)], "the other group was not touched"
+    found = re.findall(r"replica (\d+) step (\d+) digest (\w+)", printed(workbench, name))
+    assert {replica for replica, _, _ in found} == {"0", "1"}
+    assert len({(step, digest) for _, step, digest in found}) == 1, found

@@ -11,6 +11,7 @@ from tests.support.mutants_saved import DEALT, FORKED, SAVED
 from tests.support.mutants_sharded import SHARDED
 from tests.support.mutants_told import TOLD
 from tests.support.mutants_watched import WATCHED
+from tests.support.mutants_wide import WIDE
 
 RECOVERY = "test_recovery.py::"
 ORPHANS = "test_orphans.py::"
@@ -498,4 +499,5 @@ MUTANTS: list[Mutant] = [
     *WATCHED,
     *HOSTS,
     *PROVIDED,
+    *WIDE,
 ]

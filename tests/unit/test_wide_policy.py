@@ -166,6 +166,7 @@ def test_the_silence_of_a_host_ends_its_group_elsewhere_long_before_it_counts_as
     actions = run.feed(model.AgentDisconnected(host="h1"))
     delays = {action.name: action.delay_s for action in actions if isinstance(action, model.SetTimer)}
     assert delays == {"part:h1": WIDE.part_silent_s, "agent:h1": WIDE.agent_lost_s}
+    assert run.group.phase is GroupPhase.RUNNING
 
     assert run.orders(run.feed(model.TimerFired(name="part:h1"))) == [("end", "h0", 1)]
     assert run.host("h1").attempt == 1, "it may come back"
@@ -174,6 +175,19 @@ def test_the_silence_of_a_host_ends_its_group_elsewhere_long_before_it_counts_as
     back = run.orders(run.connect("h1", seen, incarnation=run.host("h1").incarnation))
     assert back == [("end", "h1", 1)], "I1: what it has is ended first"
     assert run.ended("h1") == [("start", "h0", 2)]
+
+
+def test_a_host_on_which_a_generation_does_not_end_is_replaced(run: WideRun) -> None:
+    run.killed("h0")
+    run.ended("h0")
+
+    actions = run.feed(model.TimerFired(name="end:0"))
+    (fence,) = (action for action in actions if isinstance(action, model.Fence))
+    assert fence.host == "h1"
+    assert "did not end" in fence.reason
+    assert (run.host("h0").attempt, run.host("h1").attempt) == (1, 2)
+    assert run.orders(run.connect("h1")) == [("start", "h0", 2)]
+    assert run.feed(model.TimerFired(name="end:0")) == [], "once"
 
 
 def test_a_blink_of_the_line_to_a_host_ends_nothing(run: WideRun) -> None:
