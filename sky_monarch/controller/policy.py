@@ -89,7 +89,7 @@ class _Turn(Wide):
         match event:
             case ControllerStarted():
                 for host in self.state.hosts:
-                    self._disconnected(host.name)
+                    self._disconnected(host.name, fresh=True)
             case JournalLost():
                 self._forgotten(event)
             case AgentConnected():
@@ -328,12 +328,12 @@ class _Turn(Wide):
         group = self._group(group.replica, restarts_ns=(*spent, mono_ns), live=frozenset(), reason=why)
         self._start_group(group, generation=group.generation + 1, reason=why)
 
-    def _disconnected(self, name: str) -> None:
+    def _disconnected(self, name: str, *, fresh: bool = False) -> None:
         host = self._host(name, connected=False)
         if host.provisioned:
             if host.phase is HostPhase.UP and not host.lost:
                 self._await_agent(name)
-                self._await_part(host)
+                self._await_part(host, fresh=fresh)
         elif not self.state.phase.ended and not host.lost:
             delay_s = self.limits.agent_lost_s
             reason = f"the agent of host {name} is not connected"

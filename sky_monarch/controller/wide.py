@@ -59,6 +59,9 @@ GroupEvent = (
     | GroupStopped
 )
 
+_FRESH = 3
+"""Times as long as else may agents be silent that a new controller has not heard of yet."""
+
 _BUSY = frozenset({PartPhase.ORDERED, PartPhase.DONE})
 
 
@@ -205,10 +208,15 @@ class Wide(Probing):
 
     # --- silence, notices and lost hosts -----------------------------------------------------------------------
 
-    def _await_part(self, host: Host) -> None:
-        """Without a part the others hang, and all groups with them, long before a host counts as lost."""
+    def _await_part(self, host: Host, *, fresh: bool) -> None:
+        """Without a part the others hang, and all groups with them, long before a host counts as lost.
+
+        Args:
+            host: Whose agent is not connected.
+            fresh: None is: this controller has just begun, and they need their time to dial.
+        """
         if any(self._is_busy(self.state.groups[replica], host.name) for replica in host.replicas):
-            delay_s = self.limits.part_silent_s
+            delay_s = self.limits.part_silent_s * (_FRESH if fresh else 1)
             reason = f"the agent of host {host.name} is not connected"
             self.actions.append(SetTimer(name=part_timer(host.name), delay_s=delay_s, reason=reason))
 

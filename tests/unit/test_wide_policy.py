@@ -200,6 +200,13 @@ def test_a_blink_of_the_line_to_a_host_ends_nothing(run: WideRun) -> None:
     assert run.orders(run.feed(model.TimerFired(name="part:h1"))) == [], "nor does a timer that came too late"
 
 
+def test_a_new_controller_gives_agents_more_time_to_dial(run: WideRun) -> None:
+    actions = run.feed(model.ControllerStarted())
+
+    delays = {action.name: action.delay_s for action in actions if isinstance(action, model.SetTimer)}
+    assert delays["part:h1"] == 3 * WIDE.part_silent_s < delays["agent:h1"]
+
+
 def test_an_order_that_did_not_arrive_is_given_again_and_an_agent_that_restarted_ends_its_group() -> None:
     run = WideRun()
     run.connect("h0")
