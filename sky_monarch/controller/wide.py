@@ -128,7 +128,7 @@ class Wide(Probing):
 
     def _rank_exited(self, group: Group, part: Part, event: RankExited) -> None:
         group = self._group(group.replica, live=group.live - {event.rank})
-        if event.failure is None:
+        if event.failure is None or part.phase is PartPhase.IDLE:
             return
         if part.phase is PartPhase.DONE:
             after = f"replica {group.replica}, after it was done: {event.failure}"

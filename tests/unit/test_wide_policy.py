@@ -281,8 +281,10 @@ def test_what_began_before_the_journal_was_lost_is_ended_and_begun_anew() -> Non
 
 def test_late_words_of_an_older_generation_change_nothing(run: WideRun) -> None:
     run.killed()
-    run.ended("h0")
     run.ended("h1")
+    run.killed()
+    assert run.phases()[1] is PartPhase.IDLE, "what is said twice does not bring it back"
+    run.ended("h0")
     before = run.state
     for event in (
         model.GenerationStarted(replica=0, generation=1, host="h0", store="10.0.0.1:1"),
