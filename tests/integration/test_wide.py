@@ -90,14 +90,15 @@ def test_a_killed_rank_restarts_its_group_on_both_hosts_and_the_others_train_on(
         within_s=30,
     )
 
-    os.kill(pid_of(before, 1, 1), signal.SIGKILL)
+    # Rank 1 asks the lighthouse for nothing: that its group is over it has to be told.
+    os.kill(pid_of(before, 1, 0), signal.SIGKILL)
 
     after = eventually(came_back(workbench, name, before), within_s=30)
     assert generation_of(after, 1) == 2
     assert attempts(after) == [1, 1, 1, 1], "its hosts are the same"
     assert [group["restarts_left"] for group in after["groups"]] == [5, 4], "one restart, for both hosts"
     (recovery,) = after["recoveries"]
-    assert recovery["cause"] == "rank 1 was killed by SIGKILL"
+    assert recovery["cause"] == "rank 0 was killed by SIGKILL"
     assert (recovery["generation"], recovery["next_generation"]) == (1, 2)
     assert recovery["evict_s"] is not None
     assert recovery["warm"] is True, "each host has kept the standby of its own rank"
@@ -110,7 +111,7 @@ def test_a_killed_rank_restarts_its_group_on_both_hosts_and_the_others_train_on(
     started = at["generation_started", "kill-h2"], at["generation_started", "kill-h3"]
     ends = [at["generation_ended", "kill-h2"], at["generation_ended", "kill-h3"]]
     assert max(ends) < min(started), "I1: nothing of the one before was left on any host"
-    assert at["evicted", "kill-h3"] < min(started), "I4"
+    assert at["evicted", "kill-h2"] < min(started), "I4"
     assert_no_step_lost(workbench, name)
     assert workbench.cli("down", name, "--grace", "1").returncode == 0
     assert carrying(workbench.folder_of(name).run_id) == []
