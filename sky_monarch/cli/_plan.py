@@ -11,6 +11,7 @@ from sky_monarch.errors import ConfigError
 
 if TYPE_CHECKING:
     from sky_monarch.launch.cluster_plan import Choice, ClusterPlan
+    from sky_monarch.launch.placement import HostSet
     from sky_monarch.launch.remote import RemotePlan
     from sky_monarch.launch.shipping import Shipment
     from sky_monarch.launch.skypilot import Verdict
@@ -154,7 +155,7 @@ def launch_lines(plan: RemotePlan) -> list[str]:
 
 
 def _row(number: int, choice: Choice) -> tuple[str, ...]:
-    hosts = sum(host.nodes for host in choice.hosts)
+    hosts = len(choice.hosts)
     each = choice.accelerator or "-"
     if choice.instance:
         each = f"{each} ({choice.instance})"
@@ -169,13 +170,18 @@ def _row(number: int, choice: Choice) -> tuple[str, ...]:
 def _show_hosts(choice: Choice, candidate: int) -> None:
     _output.print_line("")
     _output.print_line(f"candidate {candidate}:")
-    rows = [(host.cluster, str(host.nodes), _ranges(host.groups)) for host in choice.hosts[:_SHOWN_HOSTS]]
-    for line in _output.columns(("CLUSTER", "HOSTS", "GROUPS"), rows):
+    rows = [(host.cluster, _groups(host)) for host in choice.hosts[:_SHOWN_HOSTS]]
+    for line in _output.columns(("CLUSTER", "GROUPS"), rows):
         _output.print_line(f"  {line}")
     if len(choice.hosts) > _SHOWN_HOSTS:
         _output.print_line(f"  and {len(choice.hosts) - _SHOWN_HOSTS} more")
     where = f"on {choice.head.cluster}" if choice.head.cluster else choice.head.kind
     _output.print_line(f"  lighthouse and controller: {where}")
+
+
+def _groups(host: HostSet) -> str:
+    found = _ranges(host.groups)
+    return found if host.nodes == 1 else f"{found}, part {host.node + 1} of {host.nodes}"
 
 
 def _ranges(groups: Iterable[int]) -> str:

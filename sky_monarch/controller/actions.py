@@ -7,12 +7,15 @@ from dataclasses import dataclass
 __all__ = [
     "Action",
     "CancelTimer",
+    "EndGeneration",
     "Fence",
+    "GiveUpGroup",
     "GroupsPlaced",
     "HostLost",
     "Probe",
     "ProbeTarget",
     "Release",
+    "ScheduleRestart",
     "SetTimer",
     "Setup",
     "Shutdown",
@@ -42,6 +45,8 @@ class StartGroup:
     generation: int
     max_restarts: int
     spent_s: tuple[float, ...] = ()
+    store: str | None = None
+    """Where another host of the group serves its store."""
     reason: str
 
 
@@ -52,6 +57,37 @@ class StopGroup:
     host: str
     replica: int
     grace_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndGeneration:
+    """End a host's part of a generation that is over on another host of its group, at once."""
+
+    host: str
+    replica: int
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleRestart:
+    """Write down that a restart of a wide group's budget is spent on ``generation``."""
+
+    replica: int
+    generation: int
+    delay_s: float
+    restarts_left: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiveUpGroup:
+    """Write down that a wide group's budget is spent."""
+
+    replica: int
+    generation: int
+    restarts: int
     reason: str
 
 
@@ -149,6 +185,7 @@ Action = (
     Setup
     | StartGroup
     | StopGroup
+    | EndGeneration
     | Release
     | WhoSaves
     | Shutdown
@@ -156,6 +193,8 @@ Action = (
     | Probe
     | HostLost
     | GroupsPlaced
+    | ScheduleRestart
+    | GiveUpGroup
     | SetTimer
     | CancelTimer
 )

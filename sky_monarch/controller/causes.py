@@ -47,6 +47,10 @@ def describe_cause(event: Mapping[str, Any], *, oom: bool = False) -> str:
             return f"it could not be started: {event['error']}"
         case "agent_failed":
             return f"its agent failed at looking after it (please report this): {event['error']}"
+        case "elsewhere":
+            return f"it ended on another host: {event['reason']}"
+        case "budget":
+            return str(event["reason"])
         case "stopped":
             return f"it was stopped: {event['reason']}"
         case unknown:

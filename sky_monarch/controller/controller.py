@@ -352,6 +352,10 @@ class Controller:
         elif isinstance(action, model.GroupsPlaced):
             row = {"event": "groups_placed", "host": action.host, "on": action.on}
             self._append({**row, "groups": list(action.groups), "reason": action.reason})
+        elif isinstance(action, model.ScheduleRestart):
+            self._append({"event": "restart_scheduled", **dataclasses.asdict(action)})
+        elif isinstance(action, model.GiveUpGroup):
+            self._append({"event": "group_given_up", "cause": "budget", **dataclasses.asdict(action)})
         else:
             row = self._orders.row(action)
             self._append(row)  # no act without its row
@@ -476,7 +480,7 @@ class Controller:
             Process(host.name, number, local)
             for host in self._state.hosts
             for number in host.replicas
-            for local in range(self._limits.ranks_per_replica)
+            for local in self._plans.ranks_on(host.name)
             if replica in (None, number) and rank in (None, local)
         ]
 
@@ -486,7 +490,9 @@ class Controller:
 
     def host_of(self, process: Process) -> str:
         """Where a process is by now."""
-        return process.host if process.replica is None else self._state.groups[process.replica].host
+        if process.replica is None or (group := self._state.groups[process.replica]).span is not None:
+            return process.host
+        return group.host
 
     def awaited(self, host: str) -> bool:
         """Whether a host is provisioned and its agent is not there: another one may come."""

@@ -134,7 +134,7 @@ class Ending(Turn):
         for replica in host.replicas:
             group = self.state.groups[replica]
             phase = group.phase if group.phase.final else GroupPhase.STOPPED
-            self._group(replica, live=frozenset(), phase=phase)
+            self._empty(group, host.name, phase=phase)
         became = HostPhase.GIVEN_UP if host.phase is HostPhase.GIVEN_UP else HostPhase.DOWN
         replaces = None if whole else host.replaces
         changes = {"connected": False, "doubted": False, "trouble": None, "replaces": replaces}

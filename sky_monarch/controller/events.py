@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sky_monarch.controller.host_events import (
     BudgetSpent,
@@ -128,10 +128,16 @@ class SetupFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationStarted:
-    """A generation begins."""
+    """A generation begins; ``store`` is where the first host of a wide group serves the group's store.
+
+    ``host``, here and below, is who says so, and ``mono_ns`` when: only of wide groups is that asked.
+    """
 
     replica: int
     generation: int
+    store: str | None = None
+    host: str = field(default="", compare=False)
+    mono_ns: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +147,7 @@ class RankSpawned:
     replica: int
     rank: int
     generation: int
+    host: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +158,7 @@ class RankExited:
     rank: int
     generation: int
     failure: str | None
+    host: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +167,7 @@ class RanksUp:
 
     replica: int
     generation: int
+    host: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,15 +176,19 @@ class FirstCommit:
 
     replica: int
     generation: int
+    host: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationEnded:
-    """A generation is over, for this reason."""
+    """A generation is over, for this reason; ``stopped`` says that it was asked for."""
 
     replica: int
     generation: int
     reason: str
+    stopped: bool = field(default=False, compare=False)
+    host: str = field(default="", compare=False)
+    mono_ns: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +208,7 @@ class GroupGivenUp:
     generation: int
     restarts: int
     reason: str
+    host: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +218,7 @@ class GroupDone:
     replica: int
     generation: int
     step: int | None
+    host: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +227,8 @@ class GroupStopped:
 
     replica: int
     generation: int
+    host: str = field(default="", compare=False)
+    mono_ns: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,11 +10,54 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, overload
 
-from sky_monarch.controller.phases import GroupPhase
+from sky_monarch.controller.phases import GroupPhase, PartPhase
 
-__all__ = ["Group", "Groups", "Tally"]
+__all__ = ["Group", "Groups", "Part", "Span", "Tally"]
 
 _CHUNK = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What one host has of a wide group.
+
+    Attributes:
+        host: Its name.
+        ranks: The group's ranks there: the first, and the one after the last.
+        phase: How far it is, in the group's newest generation.
+    """
+
+    host: str
+    ranks: tuple[int, int]
+    phase: PartPhase = PartPhase.IDLE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """What is special about a wide group, one that has several hosts.
+
+    Attributes:
+        parts: By node; the first one's host serves the group's store.
+        store: Where that is, in this generation.
+        began_ns: When this generation began.
+        fallen: Why this generation is over on all hosts; None while it is not.
+        free: That costs no restart: a host was taken away.
+        fruitless: Restarts in a row that brought no progress.
+        resting: The next start waits for a pause to be over.
+    """
+
+    parts: tuple[Part, ...]
+    store: str | None = None
+    began_ns: int | None = None
+    fallen: str | None = None
+    free: bool = False
+    fruitless: int = 0
+    resting: bool = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing of any generation is left on any host."""
+        return all(part.phase is PartPhase.IDLE for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +66,7 @@ class Group:
 
     Attributes:
         replica: Its number.
-        host: Host that it lives on.
+        host: Host that it lives on; the first one of a wide group.
         phase: What it is doing.
         generation: Newest generation known; 0 before the first start.
         started: A start was ordered.
@@ -34,8 +77,10 @@ class Group:
         step: Step it was done at; None where no session said one.
         failed_after: What went wrong after it was done.
         host_lost: Its host counts as lost: nobody waits for it.
-        away: Its host is being provisioned (again): it is waited for, and no process of it counts.
+        away: Its host is being provisioned (again): it is waited for, and no process of it counts. Of a wide group: one
+            of its hosts is.
         dropped: The run was scaled below it: nobody waits for it, or misses it.
+        span: Its parts, where it has several hosts.
     """
 
     replica: int
@@ -52,6 +97,12 @@ class Group:
     host_lost: bool = False
     away: bool = False
     dropped: bool = False
+    span: Span | None = None
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """All hosts that it lives on."""
+        return (self.host,) if self.span is None else tuple(part.host for part in self.span.parts)
 
     @property
     def at_rest(self) -> bool:

@@ -16,6 +16,7 @@ from sky_monarch.controller.losses import LostSamples
 from sky_monarch.controller.money import MoneyBook
 from sky_monarch.controller.policy import step
 from sky_monarch.controller.reports import policy_event
+from sky_monarch.controller.spans import places_of
 from sky_monarch.controller.status import StatusBook
 
 __all__ = ["Memory"]
@@ -42,8 +43,10 @@ class Memory:
         provisioned: Collection[str] = (),
     ) -> None:
         self._limits = limits
-        self.state = model.initial_state(dict(hosts), setup=has_setup, provisioned=provisioned)
-        self.book = StatusBook(limits.replicas, limits.ranks_per_replica, has_setup=has_setup)
+        ranks = limits.ranks_per_replica
+        self.state = model.initial_state(dict(hosts), setup=has_setup, provisioned=provisioned, ranks=ranks)
+        places = places_of(hosts, ranks=ranks)
+        self.book = StatusBook(limits.replicas, ranks, has_setup=has_setup, places=places)
         self.checkpoints = CheckpointNews(checkpoint_target)
         self.losses = LostSamples(limits.replicas)
         self.money = MoneyBook()
@@ -150,12 +153,23 @@ def _state(plain: Mapping[str, Any]) -> model.State:
     return model.State(**known)
 
 
+def _span(plain: Mapping[str, Any] | None) -> model.Span | None:
+    if plain is None:
+        return None
+    parts = tuple(
+        model.Part(host=one["host"], ranks=tuple(one["ranks"]), phase=model.PartPhase(one["phase"]))
+        for one in plain["parts"]
+    )
+    return model.Span(**{**_known(model.Span, plain), "parts": parts})
+
+
 def _group(plain: Mapping[str, Any]) -> model.Group:
     known = {
         **_known(model.Group, plain),
         "phase": model.GroupPhase(plain["phase"]),
         "live": frozenset(plain["live"]),
         "restarts_ns": tuple(plain["restarts_ns"]),
+        "span": _span(plain.get("span")),  # older ones know of none
     }
     return model.Group(**known)
 

@@ -8,12 +8,15 @@ from dataclasses import dataclass, field
 from sky_monarch.controller.actions import (
     Action,
     CancelTimer,
+    EndGeneration,
     Fence,
+    GiveUpGroup,
     GroupsPlaced,
     HostLost,
     Probe,
     ProbeTarget,
     Release,
+    ScheduleRestart,
     SetTimer,
     Setup,
     Shutdown,
@@ -44,7 +47,7 @@ from sky_monarch.controller.events import (
     Snapshot,
     TimerFired,
 )
-from sky_monarch.controller.groups import Group, Groups
+from sky_monarch.controller.groups import Group, Groups, Part, Span
 from sky_monarch.controller.host_events import (
     BudgetSpent,
     FailureKind,
@@ -59,10 +62,12 @@ from sky_monarch.controller.hosts import Host, Pair
 from sky_monarch.controller.phases import (
     GroupPhase,
     HostPhase,
+    PartPhase,
     Reaping,
     RunPhase,
     SetupPhase,
 )
+from sky_monarch.controller.spans import homes_of, places_of
 
 __all__ = [
     "Action",
@@ -72,12 +77,14 @@ __all__ = [
     "CancelTimer",
     "ControllerStarted",
     "DownRequested",
+    "EndGeneration",
     "Event",
     "FailureKind",
     "Fence",
     "FirstCommit",
     "GenerationEnded",
     "GenerationStarted",
+    "GiveUpGroup",
     "Group",
     "GroupDone",
     "GroupGivenUp",
@@ -96,6 +103,8 @@ __all__ = [
     "LauncherGone",
     "Limits",
     "Pair",
+    "Part",
+    "PartPhase",
     "Probe",
     "ProbeTarget",
     "RankExited",
@@ -107,6 +116,7 @@ __all__ = [
     "RestartScheduled",
     "RunPhase",
     "Scaled",
+    "ScheduleRestart",
     "SetTimer",
     "Setup",
     "SetupFinished",
@@ -114,6 +124,7 @@ __all__ = [
     "SetupStarted",
     "Shutdown",
     "Snapshot",
+    "Span",
     "StartGroup",
     "State",
     "StopGroup",
@@ -133,6 +144,9 @@ class Limits:
         ranks_per_replica: Ranks in each group.
         max_restarts: Restarts of one group inside ``window_s``.
         window_s: Restarts older than this are forgotten.
+        backoff_s: First pause before a restart of a wide group that follows one without progress; it doubles.
+        backoff_max_s: Longest such pause.
+        part_silent_s: Silence of a host after which a wide group is ended on its other hosts.
         grace_s: Time between TERM and KILL where nobody says otherwise.
         drain_window_s: How long groups that are done wait for the others.
         leave_s: How long released ranks may take to leave (a last evaluation, a last save).
@@ -157,6 +171,9 @@ class Limits:
     grace_s: float
     drain_window_s: float = 60.0
     leave_s: float = 600.0
+    backoff_s: float = 1.0
+    backoff_max_s: float = 60.0
+    part_silent_s: float = 5.0
     stop_margin_s: float = 15.0
     agent_lost_s: float = 30.0
     agent_doubted_s: float = 5.0
@@ -233,22 +250,24 @@ class State:
 
 
 def initial_state(
-    hosts: Mapping[str, tuple[int, ...]], *, setup: bool, provisioned: Collection[str] = ()
+    hosts: Mapping[str, tuple[int, ...]], *, setup: bool, provisioned: Collection[str] = (), ranks: int = 1
 ) -> State:
     """The state of a run that nothing has happened to.
 
     Args:
-        hosts: Replicas by host; together they are ``0..replicas`` without a gap.
+        hosts: Replicas by host; together they are ``0..replicas`` without a gap. One that several hosts name is a wide
+            group, with a part on each of them.
         setup: Whether hosts must be prepared first.
         provisioned: Those that a launcher makes: their first attempt is wanted.
+        ranks: Of each group.
 
     Raises:
-        ValueError: A replica is missing or named twice.
+        ValueError: A replica is missing, or wide groups and hosts do not fit.
     """
-    homes = {replica: name for name, replicas in hosts.items() for replica in replicas}
-    count = sum(len(replicas) for replicas in hosts.values())
-    if sorted(homes) != list(range(count)):
-        raise ValueError(f"hosts must name each of the replicas 0..{count} once, got {hosts}")
+    homes = homes_of(hosts)
+    places = places_of(hosts, ranks=ranks)
+    if not places.keys() <= set(provisioned):
+        raise ValueError(f"only hosts that are provisioned can share a group, got {sorted(places)}")
     all_ = tuple(
         Host(
             name=name,
@@ -260,12 +279,18 @@ def initial_state(
         )
         for name, mine in hosts.items()
     )
+
+    def span_of(names: tuple[str, ...]) -> Span | None:
+        held = [(name, places[name].ranks) for name in names if name in places]
+        parts = tuple(Part(host=name, ranks=(ranks.start, ranks.stop)) for name, ranks in held)
+        return Span(parts=parts) if parts else None
+
     groups = (
-        Group(replica=replica, host=homes[replica], away=homes[replica] in provisioned)
-        for replica in range(count)
+        Group(replica=replica, host=names[0], away=names[0] in provisioned, span=span_of(names))
+        for replica, names in sorted(homes.items())
     )
     return State(
-        replicas=count,
+        replicas=len(homes),
         groups=Groups.of(groups),
         hosts=all_,
         places={name: place for place, name in enumerate(hosts)},

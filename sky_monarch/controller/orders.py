@@ -19,6 +19,7 @@ _NAMES: dict[type, str] = {
     model.Setup: "setup",
     model.StartGroup: "start_group",
     model.StopGroup: "stop_group",
+    model.EndGeneration: "end_generation",
     model.Release: "release",
     model.WhoSaves: "who_saves",
     model.Shutdown: "shutdown",
@@ -30,6 +31,7 @@ Order = (
     model.Setup
     | model.StartGroup
     | model.StopGroup
+    | model.EndGeneration
     | model.Release
     | model.WhoSaves
     | model.Shutdown

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-__all__ = ["GroupPhase", "HostPhase", "Reaping", "RunPhase", "SetupPhase"]
+__all__ = ["GroupPhase", "HostPhase", "PartPhase", "Reaping", "RunPhase", "SetupPhase"]
 
 
 class RunPhase(StrEnum):
@@ -50,6 +50,20 @@ class GroupPhase(StrEnum):
 
 
 _FINAL = frozenset({GroupPhase.DONE, GroupPhase.GIVEN_UP, GroupPhase.STOPPED})
+
+
+class PartPhase(StrEnum):
+    """State of one host's part of a wide group, in the group's newest generation."""
+
+    IDLE = "idle"
+    """Nothing of the group is there."""
+    WAITING = "waiting"
+    """It is to start as soon as the group's store is known."""
+    ORDERED = "ordered"
+    ENDING = "ending"
+    """Its end is asked for, or certain, and not told yet."""
+    DONE = "done"
+    """All its ranks are; they may wait to be released."""
 
 
 class SetupPhase(StrEnum):

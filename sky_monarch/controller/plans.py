@@ -18,6 +18,8 @@ from sky_monarch.controller import model
 from sky_monarch.controller.placing import places_of
 from sky_monarch.controller.room import Room, find_room
 from sky_monarch.controller.settings import Settings
+from sky_monarch.controller.spans import Place
+from sky_monarch.controller.spans import places_of as parts_of
 from sky_monarch.errors import ConfigError
 
 __all__ = ["DEVICE_ENV", "Plans", "build_environment"]
@@ -76,12 +78,15 @@ class Plans:
         self._envs = build_environment(settings.base_env, settings.envs, settings.secrets, python=python)
         self._devices_per_rank = _devices_per_rank(job)
         self._replicas, self._places = job.replicas, places_of(settings.hosts)
+        self._parts = parts_of(settings.hosts, ranks=job.ranks_per_replica)
         self.limits = model.Limits(
             replicas=job.replicas,
             min_replicas=job.min_replicas,
             ranks_per_replica=job.ranks_per_replica,
             max_restarts=job.recovery.max_restarts,
             window_s=job.recovery.window_s,
+            backoff_s=job.recovery.backoff_s,
+            backoff_max_s=job.recovery.backoff_max_s,
             grace_s=job.recovery.grace_s,
             last_saves=job.checkpoint is not None and job.recovery.on_notice == "leave",
             **settings.limits,
@@ -115,6 +120,8 @@ class Plans:
                     max_restarts=action.max_restarts,
                     spent_s=action.spent_s,
                     fired=fired,
+                    part=self._parts.get(action.host),
+                    store=action.store,
                 )
                 return {"type": "start_group", **plan}
             case model.StopGroup():
@@ -122,6 +129,13 @@ class Plans:
                     "type": "stop_group",
                     "replica": action.replica,
                     "grace_s": action.grace_s,
+                    "reason": action.reason,
+                }
+            case model.EndGeneration():
+                return {
+                    "type": "end_generation",
+                    "replica": action.replica,
+                    "generation": action.generation,
                     "reason": action.reason,
                 }
             case model.Release():
@@ -168,8 +182,10 @@ class Plans:
         max_restarts: int,
         spent_s: Sequence[float] = (),
         fired: Collection[int] = (),
+        part: Place | None = None,
+        store: str | None = None,
     ) -> dict[str, Any]:
-        """The ``GroupPlan`` of one replica group.
+        """The ``GroupPlan`` of one replica group, or of one host's part of it.
 
         Args:
             replica: Which.
@@ -177,14 +193,18 @@ class Plans:
             max_restarts: Lease of restarts; at most the job's.
             spent_s: How long ago the others were spent.
             fired: Injections that were carried out already.
+            part: Which one; None for a group that has one host.
+            store: Where another host of the group serves its store.
         """
         job, recovery = self._job, self._job.recovery
-        devices = self._devices(replica)
+        ranks = range(job.ranks_per_replica) if part is None else part.ranks
+        devices = self._devices(replica, len(ranks))
         return {
             "replica": replica,
             # A group that the run was scaled below may still start again before it is told.
             "replicas": max(self._replicas, replica + 1),
-            "world_size": job.ranks_per_replica,
+            "world_size": len(ranks),
+            "span": None if part is None else self._span(part, store),
             "generation": generation,
             "command": rank_command(job.run),
             "workdir": str(self._workdir),
@@ -210,7 +230,9 @@ class Plans:
             "injections": [
                 dict(injection)
                 for injection in self._settings.injections
-                if injection["slot"]["replica"] == replica and injection["id"] not in fired
+                if injection["slot"]["replica"] == replica
+                and injection["slot"]["rank"] in ranks
+                and injection["id"] not in fired
             ],
             "log_segment_bytes": job.logs.segment_mib * _MIB,
             "log_segments": job.logs.segments,
@@ -259,16 +281,27 @@ class Plans:
             return {**plan, "staging": str(self._settings.run_dir / "checkpoints")}
         return {**plan, "to": os.path.normpath(self._workdir / Path(folder).expanduser())}
 
-    def _devices(self, replica: int) -> list[list[int]]:
-        """Device indices by rank: groups of one host lie side by side in the order of its list."""
+    def ranks_on(self, host: str) -> range:
+        """The ranks of each group that are on a host: all, but where the group has several hosts."""
+        part = self._parts.get(host)
+        return range(self._job.ranks_per_replica) if part is None else part.ranks
+
+    def _span(self, part: Place, store: str | None) -> dict[str, Any]:
+        return {
+            "node": part.node,
+            "nodes": part.nodes,
+            "first_rank": part.ranks.start,
+            "ranks": self._job.ranks_per_replica,
+            "store": store,
+        }
+
+    def _devices(self, replica: int, ranks: int) -> list[list[int]]:
+        """Device indices by local rank: groups of one host lie side by side in the order of its list."""
         each = self._devices_per_rank
         if not each:
             return []
-        first = self._places[replica] * each * self._job.ranks_per_replica
-        return [
-            list(range(first + rank * each, first + (rank + 1) * each))
-            for rank in range(self._job.ranks_per_replica)
-        ]
+        first = self._places[replica] * each * ranks
+        return [list(range(first + rank * each, first + (rank + 1) * each)) for rank in range(ranks)]
 
 
 def _devices_per_rank(job: JobSpec) -> int:

@@ -52,8 +52,8 @@ from sky_monarch.controller.model import (
     State,
     TimerFired,
 )
-from sky_monarch.controller.preemption import Preemption
 from sky_monarch.controller.turn import agent_timer, count_of, doubt_timer
+from sky_monarch.controller.wide import Wide
 from sky_monarch.errors import BudgetSpentError
 
 __all__ = ["Decision", "step"]
@@ -84,7 +84,7 @@ def step(state: State, event: Event, limits: Limits) -> Decision:
     return Decision(after, tuple(actions))
 
 
-class _Turn(Preemption):
+class _Turn(Wide):
     """Takes the event."""
 
     def take(self, event: Event) -> None:
@@ -139,6 +139,9 @@ class _Turn(Preemption):
         | GroupStopped,
     ) -> None:
         group = self.state.groups[event.replica]
+        if group.span is not None:
+            self._part_event(group, event)
+            return
         if isinstance(event, GroupStopped) and event.generation == 0 and not group.live:
             event = replace(event, generation=group.generation)  # its agent never had it
         if event.generation < group.generation or group.away:
@@ -243,7 +246,9 @@ class _Turn(Preemption):
         seen = {snapshot.replica: snapshot for snapshot in event.groups}
         for replica in host.replicas:
             group, snapshot = self.state.groups[replica], seen.get(replica)
-            if group.started:
+            if group.span is not None:
+                self._reconcile_part(group, event.host, snapshot, restarted=restarted)
+            elif group.started:
                 self._reconcile(group, snapshot, restarted=restarted, mono_ns=event.mono_ns)
             elif snapshot is not None:
                 self._adopt(group, snapshot, event.mono_ns)
@@ -339,6 +344,7 @@ class _Turn(Preemption):
         if host.provisioned:
             if host.phase is HostPhase.UP and not host.lost:
                 self._await_agent(name, ours=ours)
+                self._await_part(host, fresh=ours)
         elif not self.state.phase.ended and not host.lost:
             delay_s = self.limits.agent_lost_s
             reason = f"the agent of host {name} is not connected"
@@ -388,6 +394,12 @@ class _Turn(Preemption):
                 self._change(root_cause=self.state.root_cause or cause)
         elif name.startswith("doubt:"):
             self._doubt_due(self.state.host(name.removeprefix("doubt:")))
+        elif name.startswith("part:"):
+            self._part_silent(name.removeprefix("part:"))
+        elif name.startswith("end:"):
+            self._end_overdue(int(name.removeprefix("end:")))
+        elif name.startswith("group:"):
+            self._pause_over(int(name.removeprefix("group:")))
         elif name.startswith("host:"):
             self._host_due(name.removeprefix("host:"))
         elif name.startswith("probe:"):

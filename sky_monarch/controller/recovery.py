@@ -52,6 +52,7 @@ class _Record:
     step: int | None = None
     first_step: int | None = None
     given_up: bool = False
+    ended: bool = False
     lost: list[dict[str, Any]] = field(default_factory=list)
     evidence: dict[str, Any] = field(default_factory=dict)
 
@@ -229,10 +230,12 @@ class RecoveryBook:
 
     def _on_generation_ended(self, event: Mapping[str, Any]) -> None:
         losses = self._losses.pop(event["replica"], [])
+        record = self._open.get(event["replica"])
+        if record is not None and record.ended and record.generation == event["generation"]:
+            return  # another host of the group: what ended first is the root cause
         if event["cause"] == "stopped":
             self._forget(event)
             return
-        record = self._open.get(event["replica"])
         if record is None or record.generation != event["generation"]:
             record = self._begin(event, rank=event.get("rank"), exit_=event.get("exit"), oom=False)
         hung = self._hung.pop(event["replica"], None)
@@ -242,13 +245,15 @@ class RecoveryBook:
         if event["cause"] == "rank_exited":
             record.rank, record.exit = event["rank"], event["exit"]
             record.collateral = [rank for rank in record.collateral if rank != event["rank"]]
-        record.cause = describe_cause(event, oom=record.oom)
-        record.step = event["step"]
+        if event["cause"] != "elsewhere" or record.cause == "unknown":
+            record.cause = describe_cause(event, oom=record.oom)
+        record.ended = event["cause"] != "elsewhere"
+        record.step = event["step"] if record.step is None else record.step
         record.lost += [dict(loss) for loss in losses if record.has_lost(loss)]
 
     def _on_evicted(self, event: Mapping[str, Any]) -> None:
         record = self._of_dead(event)
-        if record is not None:
+        if record is not None and record.evicted_ns is None:
             record.evicted_ns = event["mono_ns"]
             record.evicted_quorum = event["quorum_id"]
             self._without_quorum[event["replica"]] = record

@@ -16,6 +16,7 @@ from sky_monarch.controller.model import (
     CancelTimer,
     FailureKind,
     Fence,
+    Group,
     GroupPhase,
     Host,
     HostLost,
@@ -162,17 +163,9 @@ class Replacing(Verdict):
             group = self.state.groups[replica]
             if group.phase.final or group.dropped:
                 final = group.phase if group.phase.final else GroupPhase.STOPPED
-                self._group(replica, live=frozenset(), phase=final)
-                continue
-            beyond = 2 * self.limits.max_restarts if jump and group.started else 0
-            self._group(
-                replica,
-                phase=GroupPhase.PENDING,
-                started=False,
-                live=frozenset(),
-                generation=group.generation + beyond,
-                reason=why,
-            )
+                self._empty(group, host.name, phase=final)
+            else:
+                self._deprive(group, host, why, jump=jump)
         setup = SetupPhase.NEEDED if self.state.prepares else SetupPhase.DONE
         self._host(
             host.name,
@@ -186,6 +179,13 @@ class Replacing(Verdict):
             reason=why,
         )
         self._forget_pairs_with(host.name)
+
+    def _deprive(self, group: Group, host: Host, why: str, *, jump: bool) -> None:
+        """A group that is not over has lost its host."""
+        beyond = 2 * self.limits.max_restarts if jump and group.started else 0
+        generation = group.generation + beyond
+        changes = {"phase": GroupPhase.PENDING, "started": False, "generation": generation, "reason": why}
+        self._empty(group, host.name, **changes)
 
     def _forget_pairs_with(self, name: str) -> None:
         """Nobody waits for what is over to be reached."""

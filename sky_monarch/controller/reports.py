@@ -17,6 +17,7 @@ __all__ = ["check_hello", "check_report", "policy_event"]
 
 _U64 = 2**64
 _MAX_TEXT = 64 * 1024
+_MAX_ADDRESS = 64
 
 
 def _unsigned(value: object) -> bool:
@@ -89,6 +90,10 @@ def _reached(value: object) -> bool:
     )
 
 
+def _address(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= _MAX_ADDRESS and value.rpartition(":")[2].isdecimal()
+
+
 def _bytes(value: object) -> bool:
     return isinstance(value, bytes)
 
@@ -103,7 +108,7 @@ _RANK: _Checks = {**_WHOSE, "rank": _unsigned}
 _EVENTS: dict[str, _Checks] = {
     "setup_started": {},
     "setup_finished": {"exit": _exit, "timed_out": _flag, "tail": _texts},
-    "generation_started": _WHOSE,
+    "generation_started": {**_WHOSE, "store": _or_none(_address)},
     "rank_spawned": {**_RANK, "pid": _unsigned, "warm": _flag},
     "rank_exited": {
         **_RANK,
@@ -136,6 +141,7 @@ _CAUSES: dict[str, _Checks] = {
     "startup_limit": {"limit_s": _number},
     "progress_limit": {"limit_s": _number},
     "spawn_failed": {"error": _text},
+    "elsewhere": {"reason": _text},
     "agent_failed": {"error": _text},
     "stopped": {"reason": _text},
 }
@@ -295,7 +301,8 @@ def _setup_finished(row: Mapping[str, Any]) -> model.Event:
 
 def _restart_scheduled(row: Mapping[str, Any]) -> model.Event:
     # Another host has another clock, and a group may move: windows are of the controller's.
-    return model.RestartScheduled(**_whose(row), mono_ns=row.get("received_ns", row["mono_ns"]))
+    at_ns = row.get("received_ns", row["mono_ns"])
+    return model.RestartScheduled(replica=row["replica"], generation=row["generation"], mono_ns=at_ns)
 
 
 def _rank_exited(row: Mapping[str, Any]) -> model.Event:
@@ -304,12 +311,18 @@ def _rank_exited(row: Mapping[str, Any]) -> model.Event:
     return model.RankExited(**_rank(row), failure=words if failed else None)
 
 
-def _whose(row: Mapping[str, Any]) -> dict[str, int]:
-    return {"replica": row["replica"], "generation": row["generation"]}
+def _whose(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {"replica": row["replica"], "generation": row["generation"], "host": row.get("host", "")}
 
 
-def _rank(row: Mapping[str, Any]) -> dict[str, int]:
+def _rank(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**_whose(row), "rank": row["rank"]}
+
+
+def _when(row: Mapping[str, Any]) -> int | None:
+    """By the controller's clock."""
+    at_ns: int | None = row.get("received_ns", row.get("mono_ns"))
+    return at_ns
 
 
 _POLICY: dict[str, Callable[[Mapping[str, Any]], model.Event]] = {
@@ -322,17 +335,21 @@ _POLICY: dict[str, Callable[[Mapping[str, Any]], model.Event]] = {
     "timer_fired": lambda row: model.TimerFired(name=row["timer"]),
     "setup_started": lambda row: model.SetupStarted(host=row["host"]),
     "setup_finished": _setup_finished,
-    "generation_started": lambda row: model.GenerationStarted(**_whose(row)),
+    "generation_started": lambda row: model.GenerationStarted(
+        **_whose(row), store=row.get("store"), mono_ns=_when(row)
+    ),
     "rank_spawned": lambda row: model.RankSpawned(**_rank(row)),
     "rank_exited": _rank_exited,
     "ranks_up": lambda row: model.RanksUp(**_whose(row)),
     "first_commit": lambda row: model.FirstCommit(**_whose(row)),
-    "generation_ended": lambda row: model.GenerationEnded(**_whose(row), reason=describe_cause(row)),
+    "generation_ended": lambda row: model.GenerationEnded(
+        **_whose(row), reason=describe_cause(row), stopped=row["cause"] == "stopped", mono_ns=_when(row)
+    ),
     "restart_scheduled": _restart_scheduled,
     "group_given_up": lambda row: model.GroupGivenUp(
         **_whose(row), restarts=row["restarts"], reason=describe_cause(row)
     ),
     "group_done": lambda row: model.GroupDone(**_whose(row), step=row["step"]),
-    "group_stopped": lambda row: model.GroupStopped(**_whose(row)),
+    "group_stopped": lambda row: model.GroupStopped(**_whose(row), mono_ns=_when(row)),
     **HOST_EVENTS,
 }

@@ -86,6 +86,11 @@ def _require_open(state: State) -> None:
             f"the run is ending: {state.reason or state.phase}",
             hint="set replicas in the job file, and start it again",
         )
+    if state.groups[0].span is not None:
+        raise ConfigError(
+            "its groups have several hosts each, and such a run keeps the groups that it began with",
+            hint="set replicas in the job file, and start it again",
+        )
     if state.groups.tally.done:
         done = [group.replica for group in state.groups if group.phase is GroupPhase.DONE]
         raise ConfigError(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sky_monarch.controller.money import Budget
+from sky_monarch.controller.spans import places_of
 from sky_monarch.errors import ConfigError
 
 __all__ = ["Settings", "load_settings"]
@@ -261,9 +262,15 @@ def _hosts(
         hosts = {str(host["name"]): tuple(int(replica) for replica in host["groups"]) for host in listed}
     except (TypeError, KeyError, ValueError) as error:
         raise ConfigError(f"{path}: hosts is not a list of {{name, groups}}") from error
-    placed = sorted(replica for replicas in hosts.values() for replica in replicas)
+    placed = sorted({replica for replicas in hosts.values() for replica in replicas})
     if placed != list(range(count)):
         raise ConfigError(f"{path}: hosts place {placed}, the job has the replicas 0 to {count - 1}")
+    try:
+        parts = places_of(hosts, ranks=_whole({"ranks": job.get("ranks_per_replica", 1)}, "ranks", job_path))
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    if not parts.keys() <= _provisioned(config, path):
+        raise ConfigError(f"{path}: only hosts that are provisioned can share a replica group")
     return hosts
 
 

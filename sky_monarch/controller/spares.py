@@ -18,8 +18,8 @@ class Spares(Ending):
 
     def _ready_spare(self) -> Host | None:
         """A spare on which groups can start this moment; the first by position."""
-        if self._ending or self.state.outcome is not None:
-            return None
+        if self._ending or self.state.outcome is not None or self.state.groups[0].span is not None:
+            return None  # or it would get a part of a group, which has its place among the others
         return next((host for host in self.state.hosts if self._is_ready(host)), None)
 
     @staticmethod
@@ -31,7 +31,7 @@ class Spares(Ending):
     def _spare_came(self, name: str) -> None:
         """A host may have become ready: it takes what waits for one that is not there."""
         spare = self.state.host(name)
-        if not self._is_ready(spare) or self._ending or self.state.outcome is not None:
+        if not self._is_ready(spare) or self._ready_spare() is None:
             return
         # Attempt 0: its agent may live, and dial any moment with the groups that it has.
         waiting = (host for host in self.state.hosts if host.attempt and host.replicas and host.away)

@@ -13,6 +13,7 @@ from sky_monarch.controller.causes import exit_failed
 from sky_monarch.controller.model import GroupPhase, Limits, State
 from sky_monarch.controller.placing import groups_added
 from sky_monarch.controller.recovery import RecoveryBook
+from sky_monarch.controller.spans import Place
 
 __all__ = ["StatusBook"]
 
@@ -67,12 +68,16 @@ class StatusBook:
         replicas: Replica groups that the run begins with.
         ranks: Ranks in each.
         has_setup: The job has a setup command.
+        places: Which part each host has of a wide group.
     """
 
-    def __init__(self, replicas: int, ranks: int, *, has_setup: bool) -> None:
+    def __init__(
+        self, replicas: int, ranks: int, *, has_setup: bool, places: Mapping[str, Place] | None = None
+    ) -> None:
         self._ranks = ranks
         self._groups: list[_Group] = []
         self._add(replicas)
+        self._places = places or {}
         self._setup: dict[str, Any] | None = {"state": "PENDING", "exit_code": None, "tail": []}
         if not has_setup:
             self._setup = None
@@ -106,8 +111,9 @@ class StatusBook:
                     "tail": row["tail"],
                 }
             case "agent_connected":
+                place = self._places.get(row.get("host", ""))
                 for snapshot in row["groups"]:
-                    self._adopt(snapshot)
+                    self._adopt(snapshot, range(self._ranks) if place is None else place.ranks)
             case "generation_started":
                 self._groups[row["replica"]].begin(row["generation"])
             case "rank_spawned":
@@ -127,7 +133,7 @@ class StatusBook:
             case "run_ended":
                 self._ended_ns, self._ended_ms = row["mono_ns"], row["wall_ms"]
 
-    def _adopt(self, snapshot: Mapping[str, Any]) -> None:
+    def _adopt(self, snapshot: Mapping[str, Any], here: range) -> None:
         group = self._groups[snapshot["replica"]]
         if snapshot["generation"]:
             group.begin(snapshot["generation"])
@@ -135,7 +141,7 @@ class StatusBook:
         for rank, known in group.ranks.items():
             if rank in pids:
                 group.ranks[rank] = _Rank(pid=pids[rank], state="running")
-            elif known.state == "running":
+            elif known.state == "running" and rank in here:
                 known.pid, known.state = None, "exited"
 
     def _exited(self, row: Mapping[str, Any]) -> None:

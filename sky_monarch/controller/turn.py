@@ -55,6 +55,8 @@ class Turn:
         """Hosts whose agent connects with this event."""
         self.prepared: list[str] = []
         """Hosts that lack nothing any more since this event, and start without waiting for others."""
+        self.touched: set[int] = set()
+        """Groups of which something has changed."""
 
     def _stopping(self, group: Group) -> bool:
         return self.state.phase is RunPhase.STOPPING or group.phase is GroupPhase.STOPPING
@@ -86,6 +88,7 @@ class Turn:
         before = self.state.groups[replica]
         group = replace(before, **changes)
         if group != before:
+            self.touched.add(replica)
             self._change(groups=self.state.groups.with_one(group))
         return group
 
@@ -98,8 +101,14 @@ class Turn:
         self._change(hosts=hosts, unready=self.state.unready + host.holds_up - before.holds_up)
         if (host.lost, host.away) != (before.lost, before.away):
             for replica in host.replicas:
-                self._group(replica, host_lost=host.lost, away=host.away)
+                homes = [self.state.host(home) for home in self.state.groups[replica].hosts]
+                lost, away = any(home.lost for home in homes), any(home.away for home in homes)
+                self._group(replica, host_lost=lost, away=away)
         return host
+
+    def _empty(self, group: Group, host: str, **changes: Any) -> Group:  # noqa: ARG002
+        """Nothing of a group is left on that host."""
+        return self._group(group.replica, live=frozenset(), **changes)
 
     def _change(self, **changes: Any) -> None:
         self.state = replace(self.state, **changes)

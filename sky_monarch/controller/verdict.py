@@ -66,7 +66,7 @@ class Verdict(Spares):
         for host in ready:
             for replica in host.replicas if self._may_start(host) else ():
                 group = self.state.groups[replica]
-                if not group.started and not group.phase.final:
+                if not group.started and not group.phase.final and group.span is None:
                     self._start_group(group, generation=group.generation + 1, reason="its host is ready")
 
     def _may_start(self, host: Host) -> bool:
@@ -170,8 +170,10 @@ class Verdict(Spares):
                 note = f"replica {group.replica} did not come back before the others finished"
                 self._change(notes=(*self.state.notes, note))
                 self._group(group.replica, phase=GroupPhase.STOPPED, reason=note)
-                self._retire(self.state.host(group.host))
-            elif group.started and not group.phase.final:
+                for home in map(self.state.host, group.hosts):
+                    if home.away:
+                        self._retire(home)
+            elif not group.phase.final and (group.started or group.span is not None):
                 why = f"the others finished {self.limits.drain_window_s:g} s ago"
                 note = f"replica {group.replica} was stopped: {why}"
                 self._change(notes=(*self.state.notes, note))

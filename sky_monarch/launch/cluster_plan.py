@@ -54,7 +54,7 @@ class Choice:
         instance: The place's name for a host; None where it has none, or none is known.
         image: Container image; None for the host's own system.
         hosts: The clusters.
-        reachability: How they reach each other; ``one host`` or ``one cluster`` where there is one.
+        reachability: How they reach each other; ``one host`` where there is one.
         head: Where lighthouse and controller run.
         usd_per_hour: Price of all hosts of the job, the spare ones too; None where that is unknown.
         price_day: The day of that price; ``<= `` before it where its source bears no date.
@@ -258,9 +258,7 @@ def _filled(host: HostSet, hosts: tuple[HostSet, ...]) -> HostSet:
 
 
 def _reach(cloud: Cloud, shape: Shape, spare: int) -> str:
-    if shape.sets + spare > 1:
-        return str(cloud.reachability)
-    return "one host" if shape.nodes == 1 else "one cluster"
+    return str(cloud.reachability) if shape.hosts + spare > 1 else "one host"
 
 
 def _here(job: JobSpec) -> Choice:
@@ -359,10 +357,12 @@ def _notes(
     if spare := job.recovery.spare:
         count = "host is a spare one" if spare == 1 else "hosts are spare ones"
         yield f"{spare} {count}, at the price of any other: $/H has it in the sum"
-    if shape.sets > 1 and job.placement == "same-zone" and not names_one_zone(infra):
+    if shape.hosts > 1 and job.placement == "same-zone" and not names_one_zone(infra):
         yield f"{job.name}-h0 chooses the zone, the others follow it"
     if shape.sets > 1 and job.sync != EVERY_STEP and cloud.reachability is not Reachability.SAME_NETWORK:
         yield "groups average through the agents' tunnel"
+    if shape.nodes > 1:
+        yield f"each group takes {shape.nodes} hosts: the loss of one ends it on all of them until that one is replaced"
     if shape.unused:
         yield f"{shape.unused} of {shape.hosts * shape.gpus} GPUs are used by no group"
     if gpu and image is None:

@@ -43,16 +43,18 @@ def attempt_of(cluster: str, host: str) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSet:
-    """One cluster: what is launched, lost and replaced alone.
+    """One cluster of one host: what is launched, lost and replaced alone.
 
     Attributes:
         cluster: Its name, ``<job>-h<k>``.
         groups: Replica groups on it; none on a spare one.
-        nodes: Its hosts; more than one only where one group needs several.
+        node: Which part of its group it has, where that needs several hosts; counted from 0.
+        nodes: Hosts that each of its groups needs.
     """
 
     cluster: str
     groups: tuple[int, ...]
+    node: int = 0
     nodes: int = 1
 
 
@@ -62,9 +64,9 @@ class Shape:
 
     Attributes:
         gpus: GPUs of one host, of which the job uses all but ``unused``; 0 for a host without.
-        groups: Groups on one host set.
-        nodes: Hosts of one host set.
-        sets: Host sets for all groups.
+        groups: Groups that share one host.
+        nodes: Hosts of one group; where it needs several, it shares none of them.
+        sets: Groups that do not share their hosts, or hosts that groups share.
         unused: GPUs that no group uses, of all hosts.
     """
 
@@ -76,7 +78,7 @@ class Shape:
 
     @property
     def hosts(self) -> int:
-        """Hosts of all host sets."""
+        """Hosts of all groups."""
         return self.sets * self.nodes
 
 
@@ -105,7 +107,9 @@ def shape_of(*, replicas: int, gpus: int, per_host: int) -> Shape | None:
 
 
 def host_sets(job: str, *, replicas: int, shape: Shape, spare: int = 0) -> tuple[HostSet, ...]:
-    """The clusters of a job: each group on exactly one, in order, the fuller ones first; then the spare ones.
+    """The clusters of a job: each group on exactly one, in order, the fuller ones first, or on several of its own.
+
+    The spare ones come last.
 
     Groups are spread evenly, so that the loss of one host takes as few along as the number of hosts allows.
     """
@@ -114,10 +118,12 @@ def host_sets(job: str, *, replicas: int, shape: Shape, spare: int = 0) -> tuple
     for index in range(shape.sets):
         size = each + (index < more)
         groups = tuple(range(first, first + size))
-        found.append(HostSet(cluster=f"{job}-h{index}", groups=groups, nodes=shape.nodes))
+        for node in range(shape.nodes):
+            name = f"{job}-h{index * shape.nodes + node}"
+            found.append(HostSet(cluster=name, groups=groups, node=node, nodes=shape.nodes))
         first += size
     found += [
-        HostSet(cluster=f"{job}-h{shape.sets + index}", groups=(), nodes=shape.nodes)
+        HostSet(cluster=f"{job}-h{shape.hosts + index}", groups=(), nodes=shape.nodes)
         for index in range(spare)
     ]
     return tuple(found)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HEAD", "Launchable", "RemotePlan", "launchable", "plan_remote", "rehearsal"]
 
-_TOGETHER = (str(Reachability.SAME_NETWORK), "one host", "one cluster")
+_TOGETHER = (str(Reachability.SAME_NETWORK), "one host")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,10 +119,15 @@ def _reason(job: JobSpec, choice: Choice, first: Choice | None) -> tuple[str, st
             f"lighthouse and controller would run on {choice.head.cluster}, with all groups, and be lost with them",
             "write head: here; the hosts then dial this machine, at --head-address",
         )
-    if any(host.nodes > 1 for host in choice.hosts):
+    if job.recovery.spare and any(host.nodes > 1 for host in choice.hosts):
         return (
-            "one group would take several hosts, and this version has one agent for a group",
-            "ask for fewer GPUs a group",
+            "one group would take several hosts, and a spare host takes whole groups only",
+            "leave recovery.spare out, or ask for fewer GPUs a group",
+        )
+    if job.lighthouse.kind == "torchft" and any(host.nodes > 1 for host in choice.hosts):
+        return (
+            "one group would take several hosts, and TorchFT's lighthouse is not told when one of them is lost",
+            "leave lighthouse out, or ask for fewer GPUs a group",
         )
     if len(choice.hosts) > 1 and choice.reachability not in _TOGETHER:
         return (
@@ -170,10 +175,15 @@ def rehearsal(job: JobSpec, hosts: int) -> Launchable:
             f"--hosts rehearses hosts on this machine, and the job runs on {', '.join(job.places())}",
             hint="leave --hosts out: the plan says how many hosts there are",
         )
-    if not 1 <= hosts <= job.replicas:
+    each = hosts // job.replicas  # hosts of one group, where it has several
+    shared, split = 1 <= hosts <= job.replicas, each > 0 and not hosts % job.replicas
+    if not shared and not (split and not job.ranks_per_replica % each):
+        wide = [k for k in range(2, job.ranks_per_replica + 1) if job.ranks_per_replica % k == 0]
+        several = " or ".join(str(k * job.replicas) for k in wide[:3])
         raise ConfigError(
-            f"--hosts {hosts}: there are {job.replicas} replica groups, and each host has one at least",
-            hint=f"give 1 to {job.replicas}",
+            f"--hosts {hosts}: there are {job.replicas} replica groups, and each host has one at least, or an equal "
+            f"part of the {job.ranks_per_replica} ranks of one",
+            hint=f"give 1 to {job.replicas}" + (f", or {several}" if several else ""),
         )
     if job.lighthouse.kind == "torchft":
         raise ConfigError(
@@ -190,7 +200,14 @@ def rehearsal(job: JobSpec, hosts: int) -> Launchable:
             "--hosts rehearses hosts on this machine, and each would count its GPUs from 0",
             hint="leave resources.accelerators out for a rehearsal",
         )
-    shape = Shape(gpus=0, groups=-(-job.replicas // hosts), nodes=1, sets=hosts, unused=0)
+    nodes = max(1, each)
+    if job.recovery.spare and nodes > 1:
+        raise ConfigError(
+            "recovery.spare: a spare host takes whole groups only, and here each has several hosts",
+            hint=f"leave it out, or give --hosts {job.replicas}",
+        )
+    groups = -(-job.replicas // hosts)
+    shape = Shape(gpus=0, groups=groups, nodes=nodes, sets=hosts // nodes, unused=0)
     choice = Choice(
         infra="local",
         accelerator=None,

@@ -120,10 +120,11 @@ def _problem(
             f"a group of {gpus} GPUs would take a part of a host of {per_host}",
             f"ask for a multiple of {per_host} GPUs a group",
         )
-    if shape.nodes > 1 and cloud.multi_node is not True:
+    if shape.nodes > 1 and cloud.reachability is not Reachability.SAME_NETWORK:
+        # A cluster of several hosts would have a network of its own, but is lost and replaced as a whole.
         return (
-            f"a group needs {gpus} GPUs, a host has {per_host}, and {cloud.title} makes no cluster of several hosts",
-            f"ask for {per_host} GPUs a group or fewer",
+            f"a group needs {gpus} GPUs, a host has {per_host}, each host is a cluster of its own, and {_apart(cloud)}",
+            f"ask for {per_host} GPUs a group or fewer, or choose a place with a common network",
         )
     if job.ranks_per_replica % shape.nodes:
         return (
@@ -131,13 +132,18 @@ def _problem(
             f"set ranks_per_replica to a multiple of {shape.nodes}",
         )
     if shape.sets > 1 and job.sync == EVERY_STEP and cloud.reachability is not Reachability.SAME_NETWORK:
-        how = {
-            Reachability.UNKNOWN: "whether its hosts reach each other is not known",
-            Reachability.NONE: "its hosts do not reach each other",
-        }.get(cloud.reachability, f"its hosts reach each other by {cloud.reachability} only")
         fit = f"let all groups share one host ({MOST_PER_HOST} GPUs at the most), " if gpus else ""
         return (
-            f"{job.replicas} groups need {shape.sets} hosts of {cloud.title}, and {how}: {_WHY_SAME_NETWORK}",
+            f"{job.replicas} groups need {shape.sets} hosts of {cloud.title}, and {_apart(cloud)}: {_WHY_SAME_NETWORK}",
             f"{fit}choose a place with a common network, or write sync: diloco(20)",
         )
     return None
+
+
+def _apart(cloud: Cloud) -> str:
+    """How its hosts reach each other, where that is not enough."""
+    words = {
+        Reachability.UNKNOWN: "whether its hosts reach each other is not known",
+        Reachability.NONE: "its hosts do not reach each other",
+    }
+    return words.get(cloud.reachability, f"its hosts reach each other by {cloud.reachability} only")

@@ -25,8 +25,8 @@ IDLE_MINUTES = 10
 """A cluster on which nothing runs for so long is forgotten: it ends itself."""
 
 
-def _times(amount: str, groups: int) -> str:
-    """``16+`` for each of four groups is ``64+`` for their host."""
+def _times(amount: str, groups: float) -> str:
+    """``16+`` for each of four groups is ``64+`` for their host, and half of it for each of two hosts of a group."""
     plus = "+" if amount.endswith("+") else ""
     return f"{float(amount.removesuffix('+')) * groups:.10g}{plus}"
 
@@ -47,13 +47,13 @@ def host_task(
     accelerator: str | None,
     image: str | None,
 ) -> dict[str, Any]:
-    """The task of one host set: it runs the agent, which does all the rest.
+    """The task of one host: it runs the agent, which does all the rest.
 
     Args:
         job: The job.
         candidate: What a group asks for.
         cloud: Where.
-        host: The host set.
+        host: Its cluster.
         infra: The place, as SkyPilot spells it.
         accelerator: GPUs of one host, ``MI300X:8``.
         image: Container image.
@@ -62,9 +62,9 @@ def host_task(
     if accelerator:
         resources["accelerators"] = accelerator
     if candidate.cpus:
-        resources["cpus"] = _times(candidate.cpus, len(host.groups))
+        resources["cpus"] = _times(candidate.cpus, len(host.groups) / host.nodes)
     if candidate.memory_gib:
-        resources["memory"] = _times(candidate.memory_gib, len(host.groups))
+        resources["memory"] = _times(candidate.memory_gib, len(host.groups) / host.nodes)
     if candidate.use_spot:
         resources["use_spot"] = True
     if image:
@@ -73,7 +73,7 @@ def host_task(
         resources["network_tier"] = "best"
     task: dict[str, Any] = {
         "name": host.cluster,
-        "num_nodes": host.nodes,
+        "num_nodes": 1,
         "resources": resources,
         "workdir": str(job.resolved_workdir()),
     }

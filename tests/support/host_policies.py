@@ -27,7 +27,10 @@ class HostRun:
     ) -> None:
         self.limits = limits
         placed = hosts or {f"h{number}": (number,) for number in range(limits.replicas)}
-        self.state = model.initial_state({"head": (), **placed}, setup=setup, provisioned=set(placed))
+        ranks = limits.ranks_per_replica
+        self.state = model.initial_state(
+            {"head": (), **placed}, setup=setup, provisioned=set(placed), ranks=ranks
+        )
         self.actions: list[model.Action] = []
         self.incarnations = 0
         self.feed(model.ControllerStarted())

@@ -175,7 +175,10 @@ class HostSimulation(Simulation):
             if mine.live and not mine.phase.final:
                 whose = {"replica": replica, "generation": mine.generation}
                 mine.live, mine.phase = False, GroupPhase.STOPPED
-                self.tell(agent, model.GenerationEnded(**whose, reason="it was stopped: taken away"))
+                whose["host"] = name
+                self.tell(
+                    agent, model.GenerationEnded(**whose, reason="it was stopped: taken away", stopped=True)
+                )
                 self.tell(agent, model.GroupStopped(**whose))
 
         def gone() -> None:
@@ -305,7 +308,7 @@ class HostSimulation(Simulation):
         """What costs a look at every group and host."""
         super().check_all()
         for group in self.state.groups:
-            assert group.away == self.state.host(group.host).away
+            assert group.away == any(self.state.host(name).away for name in group.hosts)
 
     def check_end(self) -> None:
         """I8, and no cluster that nobody has named."""

@@ -13,6 +13,7 @@ from tests.support.mutants_scaled import SCALED
 from tests.support.mutants_sharded import SHARDED
 from tests.support.mutants_told import TOLD
 from tests.support.mutants_watched import WATCHED
+from tests.support.mutants_wide import WIDE
 
 RECOVERY = "test_recovery.py::"
 ORPHANS = "test_orphans.py::"
@@ -502,4 +503,5 @@ MUTANTS: list[Mutant] = [
     *PROVIDED,
     *AWAY,
     *SCALED,
+    *WIDE,
 ]

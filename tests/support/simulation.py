@@ -81,17 +81,17 @@ class Simulation:
         self.limits = model.Limits(
             replicas=groups,
             min_replicas=max(1, groups // 2),
-            ranks_per_replica=1,
+            ranks_per_replica=self.ranks,
             max_restarts=max_restarts,
             window_s=300.0,
             grace_s=5.0,
         )
-        places = {f"h{host}": tuple(range(host, groups, hosts)) for host in range(hosts)}
+        places = self._spread(groups, hosts)
         places |= {f"h{hosts + number}": () for number in range(spare)}
         self.places = places
         self.setup = setup
         self.provisioned = frozenset(places if provisioned else ())
-        self.state = model.initial_state(places, setup=setup, provisioned=self.provisioned)
+        self.state = self._nothing()
         self.agents = {
             name: Agent(name, mine, 1, ready=not setup) for name, mine in places.items() if not provisioned
         }
@@ -114,6 +114,18 @@ class Simulation:
         self.decide(model.ControllerStarted())
         for agent in self.agents.values():
             self.after(self.chance.random(), lambda agent=agent: self.connect(agent))
+
+    ranks = 1
+    """Of each group."""
+
+    @staticmethod
+    def _spread(groups: int, hosts: int) -> dict[str, tuple[int, ...]]:
+        return {f"h{host}": tuple(range(host, groups, hosts)) for host in range(hosts)}
+
+    def _nothing(self) -> model.State:
+        return model.initial_state(
+            self.places, setup=self.setup, provisioned=self.provisioned, ranks=self.ranks
+        )
 
     # --- time ---------------------------------------------------------------------------------------------
 
@@ -199,7 +211,7 @@ class Simulation:
     def _controller_returns(self) -> None:
         self._down = False
         if self.keep_journal:  # what is pure tells the same again
-            state = model.initial_state(self.places, setup=self.setup, provisioned=self.provisioned)
+            state = self._nothing()
             for event in self.journal:
                 state = step(state, event, self.limits).state
             assert state == self.state
@@ -240,7 +252,7 @@ class Simulation:
                 replica=replica,
                 generation=mine.generation,
                 state=mine.phase,
-                live=frozenset({0}) if mine.live else frozenset(),
+                live=frozenset({self._rank(agent)}) if mine.live else frozenset(),
                 restarts=mine.restarts,
             )
             for replica, mine in agent.groups.items()
@@ -255,6 +267,10 @@ class Simulation:
         self.hear(lambda: self.decide(hello) if agent.line == line else None)
         for seq, event in list(agent.unacked):
             self._carry(agent, seq, event)
+
+    def _rank(self, agent: Agent) -> int:
+        """Of the group's ranks the one on that host."""
+        return 0
 
     def disconnect(self, agent: Agent, *, told: bool = True, for_s: float | None = None) -> None:
         """The connection ends; the agent dials again."""
@@ -461,7 +477,7 @@ class Simulation:
             match action:
                 case model.StartGroup():
                     now = state.groups[action.replica]
-                    assert not now.live, "I1: what lives is not started"
+                    self._check_start(action, now)
                     assert action.generation == now.generation, "I1"
                     assert not before.groups[action.replica].phase.final, "I5: what is over is not started"
                     assert state.phase is not RunPhase.STOPPING, "I8: nothing starts in a run that ends"
@@ -476,6 +492,9 @@ class Simulation:
         if self.decisions % 997 == 0:
             self.check_all()
 
+    def _check_start(self, action: model.StartGroup, group: model.Group) -> None:
+        assert not group.live, "I1: what lives is not started"
+
     def check_all(self) -> None:
         """What costs a look at every group."""
         groups = self.state.groups
@@ -483,7 +502,7 @@ class Simulation:
         unready = sum(host.holds_up for host in self.state.hosts)
         assert self.state.unready == unready
         for group in groups:
-            assert group.host_lost == self.state.host(group.host).lost
+            assert group.host_lost == any(self.state.host(name).lost for name in group.hosts)
             budget = [at for at in group.restarts_ns if at > self.now_ns - self.limits.window_s * S]
             assert len(budget) <= self.limits.max_restarts, "I3: the budget"
 

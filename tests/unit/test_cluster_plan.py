@@ -179,16 +179,23 @@ def test_without_a_common_network_two_hosts_are_refused(infra, gpu):
     assert "reach each other" in str(refusal(f"infra: {infra}\nresources: {{accelerators: {gpu}}}"))
 
 
-def test_a_group_of_several_hosts_is_one_cluster_where_there_are_such():
+def test_a_group_of_several_hosts_has_a_cluster_for_each_where_they_share_a_network():
     choice = first(
-        "infra: oci\nreplicas: 2\nresources: {accelerators: MI300X:16}", BASE.replace("replicas: 4\n", "")
+        "infra: oci\nreplicas: 2\nresources: {accelerators: MI300X:16, memory_gib: 128+}",
+        BASE.replace("replicas: 4\n", ""),
     )
 
-    assert [(host.groups, host.nodes) for host in choice.hosts] == [((0,), 2), ((1,), 2)]
+    assert [(host.groups, host.node) for host in choice.hosts] == [((0,), 0), ((0,), 1), ((1,), 0), ((1,), 1)]
+    assert choice.reachability == "same network"
+    assert any("the loss of one ends it on all of them" in note for note in choice.notes)
     assert choice.usd_per_hour == pytest.approx(4 * 48)
     task = tasks(choice)["demo-h0"]
-    assert (task["num_nodes"], task["resources"]["accelerators"]) == (2, "MI300X:8")
-    assert "cluster of several hosts" in str(refusal("infra: runpod\nresources: {accelerators: MI300X:16}"))
+    assert (task["num_nodes"], task["resources"]["accelerators"]) == (1, "MI300X:8")
+    assert task["resources"]["memory"] == "64+", "what a group asks for, shared by its hosts"
+    for infra, why in (("runpod", "mapped ports only"), ("azure", "public ports only")):
+        said = str(refusal(f"infra: {infra}\nresources: {{accelerators: MI300X:16}}"))
+        assert "each host is a cluster of its own" in said
+        assert why in said
 
 
 def test_ranks_that_the_hosts_of_a_group_cannot_share_are_refused():

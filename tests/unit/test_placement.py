@@ -13,7 +13,7 @@ sizes = st.integers(1, 8)
 
 @settings(max_examples=100, deadline=None)
 @given(replicas=st.integers(1, 300), gpus=st.integers(1, 64), per_host=sizes)
-def test_each_group_lies_on_exactly_one_cluster_that_has_room_for_it(replicas, gpus, per_host):
+def test_each_group_lies_on_exactly_as_many_clusters_as_it_needs(replicas, gpus, per_host):
     shape = shape_of(replicas=replicas, gpus=gpus, per_host=per_host)
 
     if shape is None:
@@ -21,10 +21,11 @@ def test_each_group_lies_on_exactly_one_cluster_that_has_room_for_it(replicas, g
         assert gpus % per_host
         return
     hosts = host_sets("job", replicas=replicas, shape=shape)
-    assert [group for host in hosts for group in host.groups] == list(range(replicas))
+    assert [group for host in hosts if host.node == 0 for group in host.groups] == list(range(replicas))
     assert all(len(host.groups) * gpus <= host.nodes * per_host for host in hosts)
-    assert len(hosts) == shape.sets
-    assert sum(host.nodes for host in hosts) == shape.hosts
+    assert len(hosts) == shape.hosts
+    assert sum(host.node == 0 for host in hosts) == shape.sets
+    assert len({host.cluster for host in hosts}) == len(hosts)
     assert shape.unused == shape.hosts * per_host - replicas * gpus
 
 
@@ -53,13 +54,16 @@ def test_names_follow_the_pattern_and_are_unique(replicas):
     assert names == [f"a-job-h{number}" for number in range(replicas)]
 
 
-def test_a_group_that_needs_several_hosts_is_a_cluster_of_several():
+def test_a_group_that_needs_several_hosts_has_a_cluster_for_each_of_them():
     shape = shape_of(replicas=2, gpus=16, per_host=8)
     assert shape is not None
 
-    assert [(host.groups, host.nodes) for host in host_sets("j", replicas=2, shape=shape)] == [
-        ((0,), 2),
-        ((1,), 2),
+    hosts = host_sets("j", replicas=2, shape=shape)
+    assert [(host.cluster, host.groups, host.node, host.nodes) for host in hosts] == [
+        ("j-h0", (0,), 0, 2),
+        ("j-h1", (0,), 1, 2),
+        ("j-h2", (1,), 0, 2),
+        ("j-h3", (1,), 1, 2),
     ]
 
 

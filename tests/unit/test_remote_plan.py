@@ -192,10 +192,28 @@ def test_a_head_beside_the_api_server_is_refused_with_the_fix():
     assert "write head: cluster" in said
 
 
-def test_a_group_over_several_hosts_is_refused():
-    said = refusal("infra: slurm\nresources: {accelerators: MI300X:16}\nranks_per_replica: 16\n")
+def test_a_group_over_several_hosts_is_launched_with_a_lighthouse_that_is_told_of_a_lost_one():
+    text = "infra: slurm\nresources: {accelerators: MI300X:16}\nranks_per_replica: 16\n"
+    spec = job(text)
 
-    assert "one group would take several hosts" in said
+    (choice,) = launchable(spec, plan_clusters(spec)).choices
+    assert len(choice.hosts) == 2 * spec.replicas
+    assert "one group would take several hosts" in refusal(f"{text}lighthouse: torchft\n")
+
+
+def test_a_rehearsal_with_more_hosts_than_groups_shares_the_ranks_of_each_out():
+    spec = job("ranks_per_replica: 4\n")
+
+    (choice,) = rehearsal(spec, 2 * spec.replicas).choices
+    assert [(host.groups, host.node, host.nodes) for host in choice.hosts[:3]] == [
+        ((0,), 0, 2),
+        ((0,), 1, 2),
+        ((1,), 0, 2),
+    ]
+    with pytest.raises(ConfigError, match="equal part of the 4 ranks"):
+        rehearsal(spec, 3 * spec.replicas)
+    with pytest.raises(ConfigError, match="equal part of the 4 ranks"):
+        rehearsal(spec, 2 * spec.replicas + 1)
 
 
 def test_hosts_without_a_common_network_are_refused_although_the_groups_average_rarely():

@@ -66,22 +66,28 @@ pub fn shared_env(run: &RunEnv, plan: &GroupPlan, spawn_id: &str) -> BTreeMap<St
 pub fn rank_env(run: &RunEnv, plan: &GroupPlan, place: &Place<'_>) -> BTreeMap<String, String> {
     let Place { rank, generation, master_port, spawn_id } = *place;
     let mut env = shared_env(run, plan, spawn_id);
-    let world_size = plan.world_size.to_string();
+    let local_rank = plan.local_rank(rank);
+    let (node, nodes, ranks) =
+        plan.span.as_ref().map_or((0, 1, plan.world_size), |span| (span.node, span.nodes, span.ranks));
+    let world_size = ranks.to_string();
     let rank_text = rank.to_string();
-    let restarts = generation.saturating_sub(plan.generation.max(1));
+    // Part of the names in the group's store: where a host is new to the group, it must say the same as the others.
+    let first = if plan.span.is_some() { 1 } else { plan.generation.max(1) };
+    let restarts = generation.saturating_sub(first);
+    let (master, master_port) = master(run, plan, master_port);
     let files = Files::new(&run.run_dir, plan.replica, rank, generation);
     let ours = [
         ("RANK", rank_text.clone()),
-        ("LOCAL_RANK", rank_text.clone()),
+        ("LOCAL_RANK", local_rank.to_string()),
         ("WORLD_SIZE", world_size.clone()),
-        ("LOCAL_WORLD_SIZE", world_size.clone()),
-        ("GROUP_RANK", "0".into()),
-        ("GROUP_WORLD_SIZE", "1".into()),
+        ("LOCAL_WORLD_SIZE", plan.world_size.to_string()),
+        ("GROUP_RANK", node.to_string()),
+        ("GROUP_WORLD_SIZE", nodes.to_string()),
         ("ROLE_RANK", rank_text.clone()),
         ("ROLE_WORLD_SIZE", world_size),
         ("ROLE_NAME", "default".into()),
-        ("MASTER_ADDR", "127.0.0.1".into()),
-        ("MASTER_PORT", master_port.to_string()),
+        ("MASTER_ADDR", master),
+        ("MASTER_PORT", master_port),
         ("TORCHELASTIC_RUN_ID", run.run_id.clone()),
         ("TORCHELASTIC_RESTART_COUNT", restarts.to_string()),
         ("TORCHELASTIC_MAX_RESTARTS", plan.recovery.max_restarts.to_string()),
@@ -102,11 +108,20 @@ pub fn rank_env(run: &RunEnv, plan: &GroupPlan, place: &Place<'_>) -> BTreeMap<S
     if !plan.lighthouse.is_empty() {
         env.insert("TORCHFT_LIGHTHOUSE".into(), lighthouse_url(run, plan, generation));
     }
-    if let (Some(devices), Some(mask)) = (plan.devices.get(rank as usize), &plan.device_env) {
+    if let (Some(devices), Some(mask)) = (plan.devices.get(local_rank as usize), &plan.device_env) {
         let devices: Vec<String> = devices.iter().map(u32::to_string).collect();
         env.insert(mask.clone(), devices.join(","));
     }
     env
+}
+
+/// Where the group's store is.
+fn master(run: &RunEnv, plan: &GroupPlan, own_port: u16) -> (String, String) {
+    let Some(span) = &plan.span else { return ("127.0.0.1".into(), own_port.to_string()) };
+    match span.store.as_deref().and_then(|store| store.rsplit_once(':')) {
+        Some((host, port)) => (host.trim_matches(['[', ']']).into(), port.into()),
+        None => (run.address.to_string(), own_port.to_string()),
+    }
 }
 
 /// TorchFT's clients pass the user part of the URL on: it says who asks, and proves it.
@@ -153,7 +168,7 @@ mod tests {
     use std::net::Ipv4Addr;
 
     use super::*;
-    use crate::protocol::{ProgressLimit, Recovery, StandbyStart, StandbyUntil};
+    use crate::protocol::{ProgressLimit, Recovery, Span, StandbyStart, StandbyUntil};
 
     fn run() -> RunEnv {
         let token = serde_json::from_str("\"s3cret\"").expect("a token is a string");
@@ -171,6 +186,7 @@ mod tests {
             replica: 1,
             replicas: 4,
             world_size: 2,
+            span: None,
             generation: 1,
             command: RankCommand::Exec { argv: vec!["python".into(), "train.py".into()] },
             workdir: "/".into(),
@@ -226,6 +242,38 @@ mod tests {
         ] {
             assert_eq!(env.get(name).map(String::as_str), Some(value), "{name}");
         }
+    }
+
+    #[test]
+    fn ranks_of_a_group_on_several_hosts_are_told_its_size_and_where_its_store_is() {
+        let span = |node, store: Option<&str>| {
+            let mut plan = plan();
+            // The second host has come anew, for the third generation.
+            plan.generation = if node > 0 { 3 } else { 1 };
+            let (nodes, first_rank, store) = (2, node * 2, store.map(str::to_owned));
+            plan.span = Some(Span { node, nodes, first_rank, ranks: 4, store });
+            plan.devices = vec![vec![0], vec![1]];
+            plan.device_env = Some("HIP_VISIBLE_DEVICES".into());
+            let place = Place { rank: node * 2 + 1, generation: 3, master_port: 4242, spawn_id: "a-1" };
+            rank_env(&run(), &plan, &place)
+        };
+        let near = [("RANK", "1"), ("GROUP_RANK", "0"), ("MASTER_PORT", "4242")];
+        let far = [("RANK", "3"), ("GROUP_RANK", "1"), ("MASTER_PORT", "29400"), ("MASTER_ADDR", "10.0.0.7")];
+        let both = [
+            ("LOCAL_RANK", "1"),
+            ("WORLD_SIZE", "4"),
+            ("LOCAL_WORLD_SIZE", "2"),
+            ("GROUP_WORLD_SIZE", "2"),
+            ("ROLE_WORLD_SIZE", "4"),
+            ("TORCHELASTIC_RESTART_COUNT", "2"),
+            ("HIP_VISIBLE_DEVICES", "1"),
+        ];
+        for (env, own) in [(span(0, None), &near[..]), (span(1, Some("10.0.0.7:29400")), &far[..])] {
+            for (name, value) in own.iter().chain(&both) {
+                assert_eq!(env.get(*name).map(String::as_str), Some(*value), "{name}");
+            }
+        }
+        assert_eq!(span(1, Some("[fd00::1]:7"))["MASTER_ADDR"], "fd00::1");
     }
 
     #[test]

@@ -6,9 +6,13 @@
 //!             │        └── a rank died, or commits nothing ─▶ evict, kill the rest, ask the budget ─▶ GivenUp
 //!             └───────────────── n + 1, after its delay ◀───────────────────────┘
 //! ```
+//!
+//! Of a group that has several hosts this is the part on one of them. Its controller has the budget and says what is
+//! next: see [`part`].
 
 mod generation;
 mod live;
+mod part;
 pub mod rank;
 mod rescue;
 
@@ -27,6 +31,7 @@ use super::sessions::SessionEvent;
 use super::standby::Standbys;
 use crate::protocol::{Cause, Event, GroupPlan, GroupSnapshot, GroupState, RankCommand, Slot};
 use generation::{Ended, Outcome};
+use part::{Herald, Word};
 use rescue::Rescue;
 
 /// Messages that may wait for a group; sessions wait behind it.
@@ -63,6 +68,9 @@ pub struct Handle {
     stop: watch::Sender<Option<Stop>>,
     release: watch::Sender<bool>,
     task: tokio::task::JoinHandle<()>,
+    herald: Herald,
+    /// It is one of several parts of its group.
+    pub is_part: bool,
     /// Time between TERM and KILL that its job asked for.
     pub grace_s: f64,
 }
@@ -94,6 +102,21 @@ impl Handle {
         self.release.send_replace(true);
     }
 
+    /// Goes on with the generation of `plan`, where it is a part of a group that has several hosts and its task still
+    /// waits for that. False where it has to be started anew.
+    pub fn go_on(&self, plan: &GroupPlan) -> bool {
+        let takes = self.is_part && !self.is_over() && self.stop.borrow().is_none();
+        if takes {
+            self.herald.go_on(plan);
+        }
+        takes
+    }
+
+    /// A generation has ended on another host of the group.
+    pub fn end_generation(&self, generation: u64, reason: &str) {
+        self.herald.end(generation, reason);
+    }
+
     /// True when nothing of it is left.
     pub fn is_over(&self) -> bool {
         self.task.is_finished()
@@ -113,6 +136,7 @@ pub struct Group {
     address: mpsc::Sender<Message>,
     stop: watch::Receiver<Option<Stop>>,
     release: watch::Receiver<bool>,
+    word: watch::Receiver<Word>,
     evictor: Arc<dyn Evictor>,
     budget: Budget,
     rehearsal: Rehearsal,
@@ -145,6 +169,8 @@ impl Group {
         }
         let (stop, stop_asked) = watch::channel(None);
         let (release, release_asked) = watch::channel(released);
+        let (herald, word) = Herald::new();
+        let is_part = plan.span.is_some();
         let (address, mailbox) = mpsc::channel(MAILBOX);
         let grace_s = plan.recovery.grace_s;
         let own: Vec<_> =
@@ -161,6 +187,7 @@ impl Group {
             address,
             stop: stop_asked,
             release: release_asked,
+            word,
             context,
             plan,
         };
@@ -169,7 +196,7 @@ impl Group {
             context: Arc::clone(&group.context),
             evictor: Arc::clone(&group.evictor),
             replica: group.plan.replica,
-            world_size: group.plan.world_size,
+            ranks: group.plan.ranks(),
             generation: group.plan.generation,
         };
         let run = async {
@@ -178,11 +205,11 @@ impl Group {
             }
             group.run().await;
         };
-        Ok(Handle { stop, release, task: tokio::spawn(rescue.watch(run)), grace_s })
+        Ok(Handle { stop, release, task: tokio::spawn(rescue.watch(run)), herald, is_part, grace_s })
     }
 
     async fn run(mut self) {
-        for rank in 0..self.plan.world_size {
+        for rank in self.plan.ranks() {
             self.context.logs.open(Some(self.slot(rank)), 0);
         }
         let mut number = self.plan.generation.max(1);
@@ -190,6 +217,10 @@ impl Group {
         loop {
             let Ended { outcome, progressed, survivors } = self.generation(number).await;
             let cause = match outcome {
+                Outcome::Done if self.plan.span.is_some() && self.stop.borrow().is_some() => {
+                    self.stopped(number);
+                    break;
+                }
                 Outcome::Done => {
                     self.show(number, GroupState::Done);
                     break;
@@ -201,6 +232,19 @@ impl Group {
                 Outcome::Died(_) if self.stop.borrow().is_some() => {
                     self.stopped(number);
                     break;
+                }
+                Outcome::Died(_)
+                    if self.plan.span.is_some()
+                        && survivors.is_empty()
+                        && !mutant::is_on("restart_alone") =>
+                {
+                    self.show(number, GroupState::Restarting);
+                    let Some(next) = self.next_wanted(number).await else {
+                        self.stopped(number);
+                        break;
+                    };
+                    number = next;
+                    continue;
                 }
                 Outcome::Died(cause) => cause,
             };
@@ -242,7 +286,7 @@ impl Group {
             }
         }
         self.standbys.end().await;
-        for rank in 0..self.plan.world_size {
+        for rank in self.plan.ranks() {
             self.context.logs.close(Some(self.slot(rank)), 0);
         }
     }
@@ -302,10 +346,16 @@ fn check(plan: &GroupPlan) -> Result<(), String> {
     if !plan.devices.is_empty() && plan.device_env.is_none() {
         return Err("devices without the name of their mask variable".into());
     }
+    part::check(plan)?;
     match &plan.command {
         RankCommand::Exec { argv } if argv.is_empty() => Err("the command is empty".into()),
         _ => Ok(()),
     }
+}
+
+/// What an agent says of a generation that has ended on another host of its group, where there is nothing of it here.
+pub fn nothing_left(replica: u32, generation: u64, reason: &str) -> Event {
+    Group::ended_event(replica, generation, reason)
 }
 
 /// Tells the lighthouse that a group does not come back, so that no start waits for it.

@@ -1,6 +1,7 @@
 //! The agent's own socket: sessions of live generations dial it, older ones are fenced off.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::mpsc;
@@ -40,7 +41,7 @@ struct Group {
     generation: u64,
     mailbox: mpsc::Sender<Message>,
     ranks: HashMap<u32, (u64, Sender<SessionCommand>)>,
-    world_size: u32,
+    ranks_here: Range<u32>,
     connections: u64,
     /// Its generation is ending: what is connected may finish speaking, nobody new is let in.
     fenced: bool,
@@ -52,9 +53,15 @@ impl Sessions {
     }
 
     /// Accepts sessions of `generation` of a group, and of no other.
-    pub fn open(&self, replica: u32, generation: u64, world_size: u32, mailbox: mpsc::Sender<Message>) {
+    pub fn open(
+        &self,
+        replica: u32,
+        generation: u64,
+        ranks_here: Range<u32>,
+        mailbox: mpsc::Sender<Message>,
+    ) {
         let group =
-            Group { generation, mailbox, ranks: HashMap::new(), world_size, connections: 0, fenced: false };
+            Group { generation, mailbox, ranks: HashMap::new(), ranks_here, connections: 0, fenced: false };
         self.groups().insert(replica, group);
     }
 
@@ -145,8 +152,8 @@ impl Sessions {
                 "generation {generation} of replica group {replica} is fenced off (the latest here is {live})"
             ));
         }
-        if rank >= group.world_size {
-            return Err(format!("replica group {replica} has no rank {rank}"));
+        if !group.ranks_here.contains(&rank) {
+            return Err(format!("replica group {replica} has no rank {rank} here"));
         }
         Ok(group.mailbox.clone())
     }

@@ -75,10 +75,10 @@ impl Standbys {
 
     /// Looks after the slots: forgets dead standbys, starts those that are due.
     pub async fn look(&mut self, plan: &GroupPlan) {
-        for (rank, slot) in (0..).zip(&mut self.slots) {
+        for (rank, slot) in (plan.ranks().start..).zip(&mut self.slots) {
             slot.welcome(&self.context, plan, rank).await;
             slot.bury(&self.context, plan, rank).await;
-            if mutant::is_on("first_rank_stands_by") && rank > 0 {
+            if mutant::is_on("first_rank_stands_by") && plan.local_rank(rank) > 0 {
                 continue;
             }
             if slot.due.is_some_and(|due| due <= Instant::now()) {
@@ -91,7 +91,7 @@ impl Standbys {
     /// Turns the standby of `place`'s rank into the rank itself: gives it the final environment. None: start cold. Also
     /// says whether it was ready: one that is still on its way goes on, which is no faster than a cold start may be.
     pub async fn promote(&mut self, plan: &GroupPlan, place: &Place<'_>) -> Option<(Tracked, bool)> {
-        let slot = self.slots.get_mut(place.rank as usize)?;
+        let slot = self.slots.get_mut(plan.local_rank(place.rank) as usize)?;
         slot.welcome(&self.context, plan, place.rank).await;
         let standby = slot.standby.take()?;
         slot.due = None;

@@ -3,7 +3,7 @@
 //! `MASTER_PORT` is bound before the ranks start, so it is never taken and never refused. Only the first connection
 //! to it starts the helper, which gets the socket itself over a `SOCK_SEQPACKET` pair on its descriptor 3.
 
-use std::net::TcpListener;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -53,7 +53,7 @@ struct Helper {
 #[derive(Debug)]
 pub struct Lease {
     id: u64,
-    port: u16,
+    address: SocketAddr,
     waiting: JoinHandle<()>,
     store: Store,
 }
@@ -61,7 +61,12 @@ pub struct Lease {
 impl Lease {
     /// The port that is `MASTER_PORT` of the generation.
     pub const fn port(&self) -> u16 {
-        self.port
+        self.address.port()
+    }
+
+    /// Where other hosts of the group reach it.
+    pub fn address(&self) -> String {
+        self.address.to_string()
     }
 }
 
@@ -84,8 +89,12 @@ impl Store {
         Self { fallback_python, ..Self::default() }
     }
 
-    /// Binds the port of a generation. None (told as a notice) where that fails: then there is no `MASTER_PORT`.
+    /// Binds the port of a generation. None where another host of the group serves its store, or (told as a notice) where
+    /// that fails: then there is no `MASTER_PORT`.
     pub fn lease(&self, context: &Shared, plan: &GroupPlan) -> Option<Lease> {
+        if plan.span.as_ref().is_some_and(|span| span.node > 0) {
+            return None;
+        }
         match self.bind(context, plan) {
             Ok(lease) => Some(lease),
             Err(error) => {
@@ -97,8 +106,9 @@ impl Store {
 
     fn bind(&self, context: &Shared, plan: &GroupPlan) -> Result<Lease> {
         let io = |cause| Error::io("bind the port of the group's store", cause);
-        let listener = TcpListener::bind(("127.0.0.1", 0)).map_err(io)?;
-        let port = listener.local_addr().map_err(io)?.port();
+        let at = plan.span.as_ref().map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |_| context.run.address);
+        let listener = TcpListener::bind((at, 0)).map_err(io)?;
+        let address = listener.local_addr().map_err(io)?;
         listener.set_nonblocking(true).map_err(io)?;
         let listener = watched(OwnedFd::from(listener), Interest::READABLE).map_err(io)?;
         let id = self.ids.fetch_add(1, Ordering::Relaxed) + 1;
@@ -115,7 +125,7 @@ impl Store {
                 notice(&context, &plan, &error);
             }
         });
-        Ok(Lease { id, port, waiting, store })
+        Ok(Lease { id, address, waiting, store })
     }
 
     async fn serve(&self, context: &Shared, plan: &GroupPlan, id: u64, listener: &OwnedFd) -> Result<()> {

@@ -171,10 +171,14 @@ impl Supervisor {
             }
             Command::Probe { targets, deadline_s } => self.reach(targets, deadline_s),
             Command::StopGroup { replica, grace_s, reason } => match self.groups.get(&replica) {
-                Some(group) => group.stop(grace_s, &reason),
-                None => self.context.outbox.emit(Event::GroupStopped { replica, generation: 0 }),
+                // Another part of its group may go on: the whole of it is not over with this one.
+                Some(group) if !(group.is_part && group.is_over()) => group.stop(grace_s, &reason),
+                _ => self.context.outbox.emit(Event::GroupStopped { replica, generation: 0 }),
             },
             Command::WhoSaves { replica, reason } => self.tell_who_saves(replica, &reason),
+            Command::EndGeneration { replica, generation, reason } => {
+                self.end_generation(replica, generation, &reason);
+            }
             Command::Release => self.release(),
             Command::ReadLog(question) => self.read(question),
             // The link keeps these for itself.
@@ -190,10 +194,13 @@ impl Supervisor {
         let replica = plan.replica;
         let mut before = None;
         if let Some(handle) = self.groups.get(&replica) {
+            if handle.go_on(&plan) {
+                return;
+            }
             let last = self.context.groups().get(&replica).map(|last| (last.generation, last.state));
             let settled =
                 last.is_some_and(|(_, state)| is_settled(state)) && !mutant::is_on("start_only_anew");
-            let ended = handle.is_over() || settled;
+            let ended = handle.is_over() || settled || handle.is_part;
             if !ended || last.is_some_and(|(generation, _)| plan.generation <= generation) {
                 return;
             }
@@ -210,6 +217,14 @@ impl Supervisor {
         for replica in self.groups.keys() {
             let command = SessionCommand::WhoSaves { is_you: saver == Some(*replica) };
             self.context.sessions.tell_group(*replica, &command);
+        }
+    }
+
+    /// Ends this host's part of a generation that has ended on another one.
+    fn end_generation(&self, replica: u32, generation: u64, reason: &str) {
+        match self.groups.get(&replica).filter(|group| !group.is_over()) {
+            Some(group) => group.end_generation(generation, reason),
+            None => self.context.outbox.emit(group::nothing_left(replica, generation, reason)),
         }
     }
 

@@ -1,6 +1,7 @@
 //! Controller to agent: commands, and the plans that they carry.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
@@ -20,6 +21,16 @@ pub enum Command {
         replica: u32,
         /// Time between TERM and KILL.
         grace_s: f64,
+        /// Shown in the events.
+        reason: String,
+    },
+    /// A generation of a group that has several hosts is over on another one: end this host's part of it, at once. An
+    /// older one than the newest here is over already.
+    EndGeneration {
+        /// Which group.
+        replica: u32,
+        /// The newest generation that is over.
+        generation: u64,
         /// Shown in the events.
         reason: String,
     },
@@ -92,8 +103,11 @@ pub struct GroupPlan {
     pub replica: u32,
     /// Replica groups in the run.
     pub replicas: u32,
-    /// Ranks in this group, all on this host.
+    /// Ranks of this group on this host: all of them, without a `span`.
     pub world_size: u32,
+    /// Which part of the group this is, where it has several hosts.
+    #[serde(default)]
+    pub span: Option<Span>,
     /// Generation of the first start; the agent counts on from it.
     pub generation: u64,
     /// What each rank runs.
@@ -120,6 +134,35 @@ pub struct GroupPlan {
     pub log_segment_bytes: u64,
     /// Log files kept per rank and generation; the oldest go first.
     pub log_segments: u32,
+}
+
+/// One host's part of a replica group that has several.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Span {
+    /// Which of the group's hosts this is, from 0. The first one serves the group's store.
+    pub node: u32,
+    /// Hosts of the group.
+    pub nodes: u32,
+    /// Its first rank here; the others follow.
+    pub first_rank: u32,
+    /// Its ranks on all hosts together.
+    pub ranks: u32,
+    /// Where its first host serves the store of this generation, `address:port`. None on that host itself.
+    #[serde(default)]
+    pub store: Option<String>,
+}
+
+impl GroupPlan {
+    /// The group's ranks on this host.
+    pub fn ranks(&self) -> Range<u32> {
+        let first = self.span.as_ref().map_or(0, |span| span.first_rank);
+        first..first.saturating_add(self.world_size)
+    }
+
+    /// The place of a rank among those of this host.
+    pub fn local_rank(&self, rank: u32) -> u32 {
+        rank.saturating_sub(self.ranks().start)
+    }
 }
 
 /// What a rank runs.

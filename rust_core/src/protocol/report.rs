@@ -126,6 +126,11 @@ pub enum Cause {
         /// What the panic said.
         error: String,
     },
+    /// It ended on another host of its group.
+    Elsewhere {
+        /// What the controller says of it.
+        reason: String,
+    },
     /// Asked for.
     Stopped {
         /// By whom or why.
@@ -154,6 +159,9 @@ pub enum Event {
         replica: u32,
         /// Which.
         generation: u64,
+        /// Where this host serves the store of a group that has several, for the others: `address:port`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        store: Option<String>,
     },
     /// A rank process runs.
     RankSpawned {

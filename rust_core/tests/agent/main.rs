@@ -9,6 +9,7 @@ mod lifecycle;
 mod news;
 mod notices;
 mod output;
+mod parts;
 mod process;
 mod recovery;
 mod scene;

@@ -300,6 +300,7 @@ pub fn shell(replica: u32, script: &str) -> GroupPlan {
         replica,
         replicas: 2,
         world_size: 1,
+        span: None,
         generation: 1,
         command: RankCommand::Shell { script: script.into() },
         workdir: "/".into(),

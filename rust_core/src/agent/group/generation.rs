@@ -9,7 +9,6 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use super::rank::{Rank, Tracked, oom_kills};
 use super::{Group, Stop, seconds};
-use crate::Result;
 use crate::agent::capture::{self, Capture};
 use crate::agent::context::Context;
 use crate::agent::env::{self, Place};
@@ -21,6 +20,7 @@ use crate::agent::progress::Watchdog;
 use crate::agent::store::Lease;
 use crate::agent::tree::{self, Entry, Family};
 use crate::protocol::{Cause, Event, Exit, GroupState, RankCommand, SessionCommand};
+use crate::{Error, ErrorKind, Result};
 
 /// How a generation came to its end.
 #[derive(Debug)]
@@ -89,31 +89,44 @@ impl Group {
             leaving: false,
             evicted: false,
         };
-        self.context.sessions.open(replica, number, self.plan.world_size, self.address.clone());
-        for rank in 0..self.plan.world_size {
+        self.context.sessions.open(replica, number, self.plan.ranks(), self.address.clone());
+        for rank in self.plan.ranks() {
             self.context.logs.open(Some(self.slot(rank)), number);
         }
         self.show(number, GroupState::Starting);
-        self.emit(Event::GenerationStarted { replica, generation: number });
-
         let store = self.context.store.lease(&self.context, &self.plan);
-        let outcome = match self.spawn_all(&mut live, store.as_ref().map_or(0, Lease::port)).await {
+        let address = store.as_ref().filter(|_| self.plan.span.is_some()).map(Lease::address);
+        self.emit(Event::GenerationStarted { replica, generation: number, store: address });
+
+        let is_served = store.is_some() || self.plan.span.as_ref().is_none_or(|span| span.node > 0);
+        let spawned = if is_served {
+            self.spawn_all(&mut live, store.as_ref().map_or(0, Lease::port)).await
+        } else {
+            Err(Error::new(ErrorKind::Io, "start a generation", "the group's store cannot be served"))
+        };
+        let outcome = match spawned {
             Ok(()) => {
                 self.show_live(&live, GroupState::Starting);
                 self.live(&mut live).await
             }
             Err(error) => Outcome::Died(Cause::SpawnFailed { error: error.message().to_owned() }),
         };
-        if matches!(outcome, Outcome::Done) {
-            self.done(&mut live).await;
-        }
+        let outcome = match outcome {
+            Outcome::Done => {
+                self.done(&mut live).await;
+                let stopped = self.stop.borrow().is_some();
+                let elsewhere = self.over_elsewhere(number).filter(|_| !stopped);
+                elsewhere.map_or(Outcome::Done, Outcome::Died)
+            }
+            outcome => outcome,
+        };
         let progressed = self.has_progressed(&live);
         let survivors = self.end_generation(&mut live, &outcome).await;
         drop(store);
         for rank in live.ranks.drain(..) {
             rank.finish(&self.context).await;
         }
-        for rank in 0..self.plan.world_size {
+        for rank in self.plan.ranks() {
             self.context.logs.close(Some(self.slot(rank)), number);
         }
         let step = live.last_step;
@@ -139,7 +152,7 @@ impl Group {
     }
 
     async fn spawn_all(&mut self, live: &mut Generation, master_port: u16) -> Result<()> {
-        for rank in 0..self.plan.world_size {
+        for rank in self.plan.ranks() {
             let (tracked, warm) = self.spawn(live.number, rank, master_port).await?;
             let process = tracked.process.clone();
             let pid = process.pid;
@@ -288,6 +301,9 @@ impl Group {
     /// Waits for all ranks to end, until `deadline` or an earlier one of a stop; keeps telling what happens.
     pub(super) async fn await_exits(&mut self, live: &mut Generation, deadline: Instant, collateral: bool) {
         loop {
+            if !live.ending && self.over_elsewhere(live.number).is_some() {
+                return;
+            }
             let asked = self.stop.borrow_and_update().as_ref().map(|stop| stop.deadline);
             let until = asked.map_or(deadline, |asked| asked.min(deadline));
             tokio::select! {
@@ -307,6 +323,7 @@ impl Group {
                         self.tell_drain(&stop);
                     }
                 }
+                Ok(()) = self.word.changed(), if !live.ending => {}
                 () = sleep(until.saturating_duration_since(Instant::now())) => return,
             }
         }

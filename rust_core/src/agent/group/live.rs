@@ -46,6 +46,9 @@ impl Group {
             if self.stop.borrow_and_update().is_some() {
                 return Outcome::Stopped;
             }
+            if let Some(cause) = self.over_elsewhere(live.number) {
+                return Outcome::Died(cause);
+            }
             tokio::select! {
                 biased;
                 Some(Ok((rank, exited))) = live.exits.join_next() => {
@@ -58,6 +61,7 @@ impl Group {
                     }
                 }
                 Ok(()) = self.stop.changed() => {}
+                Ok(()) = self.word.changed() => {}
                 Some(message) = self.mailbox.recv() => {
                     self.hear(live, message);
                 }
@@ -117,7 +121,8 @@ impl Group {
     }
 
     fn has_never_had_a_session(&self, rank: &Rank) -> bool {
-        rank.session.is_none() && !self.session_seen.get(rank.rank as usize).copied().unwrap_or(false)
+        rank.session.is_none()
+            && !self.session_seen.get(self.plan.local_rank(rank.rank) as usize).copied().unwrap_or(false)
     }
 
     /// Takes in what a session of this generation says; what older ones say is not heard.
@@ -130,7 +135,7 @@ impl Group {
         };
         match event {
             SessionEvent::Connected(target) => {
-                if let Some(seen) = self.session_seen.get_mut(rank as usize) {
+                if let Some(seen) = self.session_seen.get_mut(self.plan.local_rank(rank) as usize) {
                     *seen = true;
                 }
                 let session = of.session.get_or_insert_default();
@@ -191,7 +196,7 @@ impl Group {
             live.ranks.iter_mut().for_each(|rank| rank.watchdog.refresh(now_s));
         }
         live.last_look = Instant::now();
-        for rank in 0..self.plan.world_size {
+        for rank in self.plan.ranks() {
             self.rehearse(live, rank);
         }
         if let Some(cause) = self.answer_roll_call(live, now_s).await {
@@ -201,7 +206,7 @@ impl Group {
         if live.first_exit_0.is_some_and(|at| at.elapsed().as_secs_f64() > limit_s)
             && live.ranks.iter().all(|rank| rank.session.is_none())
         {
-            self.examine(live, 0).await;
+            self.examine(live, self.plan.ranks().start).await;
             return Some(Cause::ProgressLimit { limit_s });
         }
         let up = self.is_up(live);
@@ -342,7 +347,7 @@ impl Group {
             if *self.release.borrow_and_update() {
                 return true;
             }
-            if self.stop.borrow_and_update().is_some() {
+            if self.stop.borrow_and_update().is_some() || self.over_elsewhere(live.number).is_some() {
                 return false;
             }
             tokio::select! {
@@ -358,6 +363,7 @@ impl Group {
                 Some(message) = self.mailbox.recv() => { self.hear(live, message); }
                 Ok(()) = self.release.changed() => {}
                 Ok(()) = self.stop.changed() => {}
+                Ok(()) = self.word.changed() => {}
             }
         }
     }

@@ -1,6 +1,7 @@
 //! What becomes of a group whose own task panics: a defect of the agent must leave nobody unsupervised.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ pub(super) struct Rescue {
     pub context: Shared,
     pub evictor: Arc<dyn Evictor>,
     pub replica: u32,
-    pub world_size: u32,
+    pub ranks: Range<u32>,
     /// Generation of the first start.
     pub generation: u64,
 }
@@ -92,7 +93,7 @@ impl Rescue {
             context.disown(&spawn_id);
         }
         context.sessions.forget(replica);
-        for rank in 0..self.world_size {
+        for rank in self.ranks.clone() {
             for stream in [generation, 0] {
                 context.logs.close(Some(Slot { replica, rank }), stream);
             }
