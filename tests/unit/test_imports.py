@@ -95,3 +95,12 @@ def test_each_command_has_a_module_and_a_help_text():
 def test_importing_the_package_costs_at_most_30_ms_of_cpu():
     code = "import time; a = time.process_time(); import sky_monarch; print(time.process_time() - a)"
     assert min(float(child(code)) for _ in range(5)) <= 0.030
+
+
+def test_what_asks_a_controller_leaves_rich_alone_and_whoever_has_httpx_has_it_whole():
+    asked = modules_after("from sky_monarch.sdk._http import load_httpx\nload_httpx().Client")
+    assert "rich" not in asked
+    assert "httpx._main" not in asked
+    child(
+        "import httpx\nfrom sky_monarch.sdk._http import load_httpx\nassert load_httpx().main is httpx.main"
+    )
