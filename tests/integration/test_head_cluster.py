@@ -223,11 +223,14 @@ def test_a_run_that_ended_while_nobody_was_here_is_told_when_somebody_is(workben
     kill_launcher(folder)
     workbench.wait_for_state("done", "STOPPING", "SUCCEEDED")
 
-    assert begin(folder)
+    watched = workbench.cli("attach", "done", "--no-logs", timeout_s=90)
 
-    final = workbench.wait_for_end("done", within_s=60)
+    assert watched.returncode == 0, watched.stderr
+    assert "had no launcher here: it has one again" in watched.stderr
+    final = workbench.status("done")
     assert final["state"] == "SUCCEEDED", final["reason"]
-    eventually(lambda: folder.phase() is Phase.ENDED and folder.agent() is None, within_s=30)
+    assert folder.phase() is Phase.ENDED
+    assert folder.agent() is None
     assert {host["phase"] for host in workbench.status("done")["hosts"]} == {"DOWN"}
     assert workbench.cli("down", "done").returncode == 0
     nothing_is_left(folder)
