@@ -67,7 +67,7 @@ lint: $(VENV)/.train $(VENV)/.dev ## Check style, types and lints.
 	$(BIN)/mypy
 
 .PHONY: bench
-bench: $(VENV)/.train $(VENV)/.dev ## Measure; prints JSON lines.
+bench: $(VENV)/.train $(VENV)/.dev $(PEERS_VENV)/.made ## Measure; prints JSON lines.
 	$(BIN)/python -m benches
 
 .PHONY: peers

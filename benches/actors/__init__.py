@@ -19,7 +19,7 @@ otherwise. Of us and of Monarch, all have plain methods as endpoints, called fro
 ``payload_oneway_GBps``    64 MiB of numpy to a process that answers its length (``_bytes``: of bytes)
 ``payload_GBps``           64 MiB of bytes there and back, both ways counted (``_numpy``: of numpy)
 ``failure_detect_ms``      SIGKILL of a process until the call pending in it raises; ``_8`` where 8 die at once
-                           ``failure_undetected``: of how many it did not within 60 s, as which they count
+                           ``failure_undetected``: of how many it did not within 35 s, as which they count
 ``recover_ms``             SIGKILL until all whole-mesh calls work again and the new rank has answered: in its old mesh;
                            Monarch needs a new mesh; ``_8`` where 8 die at once
 ``scale_spawn_s``          32 processes, until all have answered once; ``scale_private_MiB``: of each, idle, the median

@@ -20,7 +20,7 @@ PROCESSES = 8
 WINDOW = 100
 PAYLOAD_MIB = 64
 #: Who has not been told of a death by then counts with this time, and as one who was not told.
-DEATH_LIMIT_S = 60.0
+DEATH_LIMIT_S = 35.0
 _LOOK_EVERY_S = 0.0005
 _ALL_S = 0.5
 
