@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from typing import Any
 
@@ -104,13 +105,13 @@ class SkyMonarch:
         return lambda: future.get()
 
     def recover(self, mesh: _Mesh, ranks: Sequence[int]) -> tuple[_Mesh, dict[int, float]]:
-        for rank in ranks:
+        def replace(rank: int) -> float:
             mesh.procs.respawn(rank)
-        answered_s = {}
-        for rank in ranks:
             mesh.actors.slice(i=rank).pid.call_one().get()
-            answered_s[rank] = time.monotonic()
-        return mesh, answered_s
+            return time.monotonic()
+
+        with ThreadPoolExecutor(len(ranks)) as threads:
+            return mesh, dict(zip(ranks, threads.map(replace, ranks), strict=True))
 
     def stop(self, mesh: _Mesh) -> None:
         mesh.procs.stop().get(timeout=_STOP_S)
