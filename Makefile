@@ -70,6 +70,10 @@ lint: $(VENV)/.train $(VENV)/.dev ## Check style, types and lints.
 bench: $(VENV)/.train $(VENV)/.dev $(PEERS_VENV)/.made ## Measure; prints JSON lines.
 	$(BIN)/python -m benches
 
+.PHONY: test-peers
+test-peers: $(VENV)/.train $(VENV)/.dev $(PEERS_VENV)/.made ## Let one program run with Monarch and with ours, and see the same.
+	$(BIN)/python -m pytest tests/peers
+
 .PHONY: peers
 peers: $(PEERS_VENV)/.made ## Install Monarch and Ray, beside which `python -m benches actors` measures.
 

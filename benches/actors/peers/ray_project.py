@@ -23,6 +23,7 @@ _SIOCSIFFLAGS = 0x8914
 _IFF_UP_RUNNING = 0x1 | 0x40
 _OBJECT_STORE_BYTES = 1 << 30
 _RECOVER_S = 60.0
+_STARTS = 3
 
 
 class Ray:
@@ -33,6 +34,19 @@ class Ray:
 
     def start(self) -> None:
         _raise_loopback()
+        for attempt in range(1, _STARTS + 1):
+            try:
+                self._start()
+                break
+            except Exception:  # its own limits are short for a busy machine
+                if attempt == _STARTS:
+                    raise
+                ray.shutdown()
+                time.sleep(attempt)
+        # No CPU reserved, so a mesh may have more processes than there are cores.
+        self._actor = ray.remote(num_cpus=0)(Echo)
+
+    def _start(self) -> None:
         ray.init(
             address="local",
             num_cpus=2,
@@ -42,8 +56,6 @@ class Ray:
             _node_ip_address="127.0.0.1",
             _temp_dir=tempfile.mkdtemp(prefix="r"),  # a short name: there will be sockets in it
         )
-        # No CPU reserved, so a mesh may have more processes than there are cores.
-        self._actor = ray.remote(num_cpus=0)(Echo)
 
     def spawn(self, processes: int, **options: Any) -> list[Any]:
         return [self._actor.options(**options).remote() for _ in range(processes)]
