@@ -15,8 +15,10 @@ from benches.actors import tree
 
 ROOT = Path(__file__).parents[2]
 _OURS = "sky-monarch"
+_SETTLE = "settle"
 _PATIENCE_S = 150.0
-_CLOSING_S = 60.0
+_CLOSING_S = 20.0
+_KILLING_S = 20.0
 
 
 class PeerError(RuntimeError):
@@ -54,6 +56,7 @@ class Subject:
         mine.settimeout(_PATIENCE_S)
         self._channel = mine
         self._lines = mine.makefile("r")
+        self._busy = True
         try:
             self.version = self._answer()["version"]
         except BaseException:
@@ -84,21 +87,23 @@ class Subject:
 
     def settle(self) -> None:
         """What the last figure has started may end now."""
-        self._say("settle")
+        self._say(_SETTLE)
 
     def close(self) -> None:
-        """End the peer, and whatever it has left."""
+        """End the peer, and whatever it has left: in its own way where it waits for a request, else at once."""
         self._lines.close()
         self._channel.close()
         try:
-            self._keeper.wait(_CLOSING_S)
+            if not self._busy:
+                self._keeper.wait(_CLOSING_S)
         except subprocess.TimeoutExpired:
             pass
         finally:
             self._keeper.terminate()
-            self._keeper.wait(_CLOSING_S)
+            self._keeper.wait(_KILLING_S)
 
     def _say(self, what: Any) -> None:
+        self._busy = what != _SETTLE
         try:
             self._channel.sendall(json.dumps(what).encode() + b"\n")
         except OSError as error:
@@ -112,6 +117,7 @@ class Subject:
         if not line:
             raise PeerError(f"{self.name} has ended{self._tail()}")
         answer: dict[str, Any] = json.loads(line)
+        self._busy = False
         if "missing" in answer:
             raise PeerError(f"{self.name} is missing: {answer['missing']}. Fix: make peers")
         if "error" in answer:
