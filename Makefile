@@ -5,6 +5,7 @@ SHELL := /bin/bash
 
 VENV := .venv
 SKY_VENV := .venv-sky
+PEERS_VENV := .venv-peers
 BIN := $(VENV)/bin
 # Newest first: the first interpreter that is new enough makes the environment.
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
@@ -67,8 +68,15 @@ lint: $(VENV)/.train $(VENV)/.dev ## Check style, types and lints.
 	$(BIN)/python -m mypy.stubtest --mypy-config-file pyproject.toml sky_monarch._core
 
 .PHONY: bench
-bench: $(VENV)/.train $(VENV)/.dev ## Measure; prints JSON lines.
+bench: $(VENV)/.train $(VENV)/.dev $(PEERS_VENV)/.made ## Measure; prints JSON lines.
 	$(BIN)/python -m benches
+
+.PHONY: test-peers
+test-peers: $(VENV)/.train $(VENV)/.dev $(PEERS_VENV)/.made ## Let one program run with Monarch and with ours, and see the same.
+	$(BIN)/python -m pytest tests/peers
+
+.PHONY: peers
+peers: $(PEERS_VENV)/.made ## Install Monarch and Ray, beside which `python -m benches actors` measures.
 
 .PHONY: docs
 docs: $(VENV)/.docs $(VENV)/.train ## Build the documentation into site/.
@@ -80,7 +88,7 @@ wheel: $(VENV)/.dev ## Build the wheel into dist/.
 
 .PHONY: clean
 clean: ## Remove what the build made (the environment too).
-	rm -rf $(VENV) $(SKY_VENV) build dist site target *.egg-info sky_monarch/*.so
+	rm -rf $(VENV) $(SKY_VENV) $(PEERS_VENV) build dist site target *.egg-info sky_monarch/*.so
 
 # --- environment ---------------------------------------------------------------------------------
 
@@ -113,4 +121,11 @@ $(SKY_VENV)/.made: $(VENV)/.train $(VENV)/.base pyproject.toml constraints.txt
 		--requirements pyproject.toml --extra sky 'skypilot[kubernetes,slurm]' pip setuptools wheel pytest pytest-timeout
 	@where='import sysconfig; print(sysconfig.get_path("purelib"))'; \
 		{ echo '$(CURDIR)'; $(BIN)/python -c "$$where"; } > "$$($(SKY_VENV)/bin/python -c "$$where")/this-tree.pth"
+	@touch $@
+
+# Nothing of these ever enters ours: Monarch's wheel brings top-level packages named tests, benches and examples.
+$(PEERS_VENV)/.made: $(VENV)/.base constraints.txt
+	@test -x $(PEERS_VENV)/bin/python || $(BIN)/python -m venv --without-pip $(PEERS_VENV)
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(PEERS_VENV)/bin/python --constraint constraints.txt \
+		torchmonarch ray numpy
 	@touch $@

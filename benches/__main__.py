@@ -11,6 +11,7 @@ import itertools
 import sys
 
 BENCHES = (
+    "actors",
     "chaos",
     "checkpoint",
     "cli_start",
@@ -23,7 +24,7 @@ BENCHES = (
     "provision",
     "recovery",
 )
-_WITH_OPTIONS = {"chaos", "launch", "overhead", "recovery"}
+_WITH_OPTIONS = {"actors", "chaos", "launch", "overhead", "recovery"}
 _INTERRUPTED = 130
 
 

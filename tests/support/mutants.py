@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.support.mutant import Mutant, left_out, replaced
+from tests.support.mutants_examples import EXAMPLES
 from tests.support.mutants_head import AWAY
 from tests.support.mutants_hosts import HOSTS
 from tests.support.mutants_kept import KEPT
@@ -504,4 +505,5 @@ MUTANTS: list[Mutant] = [
     *AWAY,
     *SCALED,
     *WIDE,
+    *EXAMPLES,
 ]
