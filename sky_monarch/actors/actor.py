@@ -64,23 +64,45 @@ class Actor:
                     hint=f"rename it, for example to {name.strip('_')}_",
                 )
 
-    if TYPE_CHECKING:  # what the mesh, which `spawn` returns under the name of this class, can do
+    if TYPE_CHECKING:  # what the mesh can do, which `spawn` returns under the name of this class
 
         @property
-        def name(self) -> str: ...
+        def name(self) -> str:
+            """The name that the mesh was given."""
+
         @property
-        def initialized(self) -> Future[None]: ...
+        def initialized(self) -> Future[None]:
+            """Done when every actor is made."""
+
         @property
-        def extent(self) -> Extent: ...
+        def extent(self) -> Extent:
+            """Names and sizes of the dimensions."""
+
         @property
-        def sizes(self) -> dict[str, int]: ...
-        def size(self, dim: str | Sequence[str] | None = None) -> int: ...
-        def slice(self, /, **selection: int | slice) -> Self: ...
-        def flatten(self, name: str) -> Self: ...
-        def split(self, /, **parts: Sequence[str] | int) -> Self: ...
-        def rename(self, /, **names: str) -> Self: ...
-        def respawn(self, rank: int, timeout: float = 60.0) -> None: ...
-        def stop(self) -> Future[None]: ...
+        def sizes(self) -> dict[str, int]:
+            """Sizes of the dimensions, by name."""
+
+        def size(self, dim: str | Sequence[str] | None = None) -> int:
+            """How many actors there are along a dimension, or in all."""
+
+        def slice(self, /, **selection: int | slice) -> Self:
+            """A part of the mesh."""
+
+        def flatten(self, name: str) -> Self:
+            """The same actors along one dimension."""
+
+        def split(self, /, **parts: Sequence[str] | int) -> Self:
+            """Split dimensions, each into several."""
+
+        def rename(self, /, **names: str) -> Self:
+            """Rename dimensions."""
+
+        def respawn(self, rank: int, timeout: float = 60.0) -> None:
+            """Replace the process of a rank."""
+
+        def stop(self) -> Future[None]:
+            """End the actors."""
+
         def __len__(self) -> int: ...
         def __supervise__(self, failure: MeshFailure) -> bool: ...
 
@@ -96,7 +118,7 @@ def endpoint(method: Any = None, /, *, concurrent: bool = False) -> Any:
 
     Args:
         method: A function or a coroutine function.
-        concurrent: It may run while others do: coroutines on the actor's event loop, functions in a thread of a pool. It
+        concurrent: It may run while others do: coroutines on the actor's event loop, functions in a pool of threads. It
             starts when it arrives, so it may overtake messages that wait.
 
     Raises:
@@ -105,7 +127,9 @@ def endpoint(method: Any = None, /, *, concurrent: bool = False) -> Any:
     if method is None:
         return lambda method: Endpoint(method, concurrent=concurrent)
     if not callable(method):
-        raise ConfigError(f"@endpoint marks a method, not {method!r}", hint="write @endpoint, or @endpoint(concurrent=True)")
+        raise ConfigError(
+            f"@endpoint marks a method, not {method!r}", hint="write @endpoint, or @endpoint(concurrent=True)"
+        )
     return Endpoint(method, concurrent=concurrent)
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sky_monarch.actors import serial
 from sky_monarch.actors.context import place_of
 from sky_monarch.actors.future import Future
 from sky_monarch.actors.hosting import STOP
 from sky_monarch.actors.runtime import runtime
 from sky_monarch.actors.shape import Shaped
-from sky_monarch.actors import serial
 from sky_monarch.errors import ConfigError, SupervisionError
 
 if TYPE_CHECKING:
     from sky_monarch._core import ActorReplies, ActorTargets
+    from sky_monarch.actors.actor import Actor
     from sky_monarch.actors.failure import MeshFailure
     from sky_monarch.actors.future import Answer
     from sky_monarch.actors.region import Region
@@ -29,7 +30,13 @@ class ActorMesh(Shaped):
     """
 
     def __init__(
-        self, name: str, cls: type, actor_id: int, addresses: tuple[str, ...], home: Region, region: Region
+        self,
+        name: str,
+        cls: type[Actor],
+        actor_id: int,
+        addresses: tuple[str, ...],
+        home: Region,
+        region: Region,
     ) -> None:
         self._name = name
         self._cls = cls
@@ -57,7 +64,7 @@ class ActorMesh(Shaped):
         return self._made
 
     def respawn(self, rank: int, timeout: float = 60.0) -> None:
-        """Replace the process of ``rank``, dead or alive, and all actors in it; afterwards the whole mesh answers again.
+        """Replace the process of ``rank``, dead or alive, and all its actors; then the whole mesh answers again.
 
         Args:
             rank: Position in this mesh.
@@ -93,9 +100,9 @@ class ActorMesh(Shaped):
         # Found once; from then on it is an attribute like any other.
         if name.startswith("_"):
             raise AttributeError(name)
-        found = self._cls._endpoints.get(name)  # type: ignore[attr-defined]  (an Actor)
+        found = self._cls._endpoints.get(name)
         if found is None:
-            known = ", ".join(sorted(self._cls._endpoints)) or "none"  # type: ignore[attr-defined]
+            known = ", ".join(sorted(self._cls._endpoints)) or "none"
             raise AttributeError(f"{self._cls.__name__} has no endpoint {name!r}; its endpoints: {known}")
         bound = found.of(self)
         self.__dict__[name] = bound

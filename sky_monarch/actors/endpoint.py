@@ -105,6 +105,6 @@ class Endpoint(Generic[P, R]):
         return each_of(replies, mesh, self.__name__)
 
     def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Send it to every actor and wait for no answer. Where it raises there, the actor fails, and its owner hears."""
+        """Send it to every actor; wait for no answer. Where it raises there, the actor fails, and its owner hears."""
         mesh = self._target
         mesh._send(mesh._targets(), self.__name__, serial.dump_call(args, kwargs))

@@ -36,7 +36,7 @@ class Future(Generic[R]):
     message back where it still waits, and cancels the coroutine that works on it; a function that runs, runs on.
     """
 
-    __slots__ = ("_cancelled", "_error", "_method", "_mesh", "_replies", "_settle", "_value")
+    __slots__ = ("_cancelled", "_error", "_mesh", "_method", "_replies", "_settle", "_value")
 
     def __init__(
         self,

@@ -101,11 +101,11 @@ class Hosted:
             self.instance = cls(*args, **kwargs)
             self._methods = {name: getattr(self.instance, name) for name in cls._endpoints}
             looping = any(
-                one.concurrent or inspect.iscoroutinefunction(one.__wrapped__) for one in cls._endpoints.values()
+                one.concurrent or inspect.iscoroutinefunction(one.__wrapped__)
+                for one in cls._endpoints.values()
             )
         except BaseException as error:  # noqa: BLE001  (whoever asked is told, and all who call it)
-            self.fail(error)
-            request.reply(FAILED, *self.failed)  # type: ignore[misc]  (set by `fail`)
+            request.reply(FAILED, *self.fail(error))
             looping = False
         else:
             request.reply(VALUE, *serial.dumps(None))
@@ -128,7 +128,7 @@ class Hosted:
             if not messages and self.mailbox.closed:
                 return
             for request in messages:
-                if type(request) is not tuple and not self.handle(request):
+                if not isinstance(request, tuple) and not self.handle(request):
                     return
 
     def handle(self, request: ActorRequest) -> bool:
@@ -197,8 +197,8 @@ class Hosted:
 
         return asyncio.run(result)
 
-    def fail(self, error: BaseException) -> None:
-        """The actor can answer no more; its owner is told."""
+    def fail(self, error: BaseException) -> serial.Body:
+        """The actor can answer no more; its owner is told. Returns what it answers from now on."""
         remote = RemoteError.of(error)
         self.failed = serial.dumps(remote)
         failure = MeshFailure(
@@ -215,6 +215,7 @@ class Hosted:
             self.runtime.tell_owner(self.owner, failure)
         except SkyMonarchError:
             traceback.print_exc()  # the owner is gone; what is printed still reaches the program
+        return self.failed
 
     def clean_up(self, error: BaseException | None) -> None:
         """Let the actor put things in order."""

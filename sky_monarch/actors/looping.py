@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import traceback
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sky_monarch.actors import serial
@@ -33,9 +34,7 @@ class _Loop:
         from sky_monarch._core import ActorNotifier
 
         self.hosted = hosted
-        self.concurrent = {
-            name for name, one in type(hosted.instance)._endpoints.items() if one.concurrent
-        }
+        self.concurrent = {name for name, one in type(hosted.instance)._endpoints.items() if one.concurrent}
         self.queue: deque[ActorRequest] = deque()
         self.idle: asyncio.Future[None] | None = None
         self.serial: asyncio.Task[Any] | None = None
@@ -59,18 +58,21 @@ class _Loop:
         """Take what has arrived: cancellations and concurrent messages at once, the others in their order."""
         self.notifier.drain()
         for request in self.hosted.mailbox.recv(0.0, _BATCH):
-            if type(request) is tuple:
+            if isinstance(request, tuple):
                 self.cancel(request)
                 continue
             method = request.method
             if method in self.concurrent and self.hosted.failed is None:
                 self.tasks[request.key] = task = asyncio.create_task(self.beside(request))
-                task.add_done_callback(lambda _, key=request.key: self.tasks.pop(key, None))
+                task.add_done_callback(partial(self.forget, request.key))
             else:
                 self.queue.append(request)
         self.closed = self.hosted.mailbox.closed
         if self.idle is not None and not self.idle.done() and (self.queue or self.closed):
             self.idle.set_result(None)
+
+    def forget(self, key: tuple[int, int], _: asyncio.Task[Any]) -> None:
+        self.tasks.pop(key, None)
 
     def cancel(self, key: tuple[int, int]) -> None:
         task = self.tasks.get(key)
@@ -168,5 +170,3 @@ class _Loop:
         except Exception:  # noqa: BLE001  (it ends all the same)
             traceback.print_exc()
         hosted.instance = None
-
-

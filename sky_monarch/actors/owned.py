@@ -88,7 +88,9 @@ class Owned:
             self.runtime.tell_owner(self.owner, failure)
             return
         # Not here: this thread has to hear of the births that a replacement waits for.
-        threading.Thread(target=self._apply, args=(rank, failure), name="sky-monarch-restart", daemon=True).start()
+        threading.Thread(
+            target=self._apply, args=(rank, failure), name="sky-monarch-restart", daemon=True
+        ).start()
 
     def _apply(self, rank: int, failure: MeshFailure) -> None:
         assert self.policy is not None  # noqa: S101  (looked at by the only caller)

@@ -115,7 +115,7 @@ class ProcMesh(Shaped):
         return [owned.procs[rank].pid for rank in self.__region]
 
     def stop(self, timeout: float = _STOP_S) -> Future[None]:
-        """End its processes: actors first, after the messages that wait. Those that take longer are killed by ``get()``."""
+        """End its processes: actors first, after what waits for them. ``get()`` kills those that take longer."""
         from sky_monarch._core import ActorTargets
 
         owned = owner_of(self._addresses, self.name)
@@ -125,7 +125,7 @@ class ProcMesh(Shaped):
         end = time.monotonic() + timeout
         stopping = [owned.procs[rank] for rank in self.__region]
 
-        def settle(answers: list[Answer], mesh: Any, method: str) -> None:
+        def settle(*_: object) -> None:
             for proc in stopping:
                 proc.ended.wait(max(0.0, end - time.monotonic()))
             owned.runtime.spawner.kill(stopping)

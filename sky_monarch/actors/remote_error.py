@@ -8,7 +8,6 @@ import socket
 import traceback
 from dataclasses import dataclass
 from types import CodeType, TracebackType
-from typing import Any
 
 from sky_monarch.actors import serial
 
@@ -73,7 +72,7 @@ class RemoteError:
 
     def exception(self) -> BaseException:
         """The exception, with a traceback of where it was raised."""
-        error: Any = None
+        error: object = None
         if self.body is not None:
             try:
                 error = serial.loads(self.body)
@@ -81,7 +80,8 @@ class RemoteError:
                 error = None
         if not isinstance(error, BaseException):
             error = RemoteExceptionError(f"{self.kind}: {self.words}")
-        return error.with_traceback(_traceback(self.frames))
+        error.__traceback__ = _traceback(self.frames)
+        return error
 
 
 def _traceback(frames: list[tuple[str, int, str, str]]) -> TracebackType | None:

@@ -76,7 +76,7 @@ class Runtime:
         mailbox = self.node.mailbox(CONTROL)
         while not mailbox.closed:
             for request in mailbox.recv(None, 64, False):
-                if type(request) is tuple:
+                if isinstance(request, tuple):
                     continue
                 try:
                     if self._control(request):
@@ -157,19 +157,19 @@ def _make_folder() -> str:
     folder = tempfile.mkdtemp(prefix="sky-monarch-")
     if len(folder) > _LONGEST_PATH - 10:
         os.rmdir(folder)  # noqa: PTH106
-        folder = tempfile.mkdtemp(prefix="sky-monarch-", dir="/tmp")  # noqa: S108  (a fresh folder of mode 0700)
+        folder = tempfile.mkdtemp(prefix="sky-monarch-", dir="/tmp")
     return folder
 
 
 def adopt(made: Runtime) -> None:
     """Use ``made`` in this process, which was forked for it."""
-    global _runtime  # noqa: PLW0603
+    global _runtime
     _runtime = made
 
 
 def runtime() -> Runtime:
     """The runtime of this process, started when it is first needed."""
-    global _runtime  # noqa: PLW0603
+    global _runtime
     found = _runtime
     if found is not None and found.pid == os.getpid() and not found._ending:
         return found

@@ -60,10 +60,10 @@ def dumps(value: Any) -> Body:
     except (pickle.PicklingError, AttributeError, TypeError):
         body = b"__main__"
     if b"__main__" in body:
-        import cloudpickle
+        from sky_monarch.actors import by_value
 
         buffers.clear()
-        body = cloudpickle.dumps(value, 5, buffer_callback=apart)
+        body = by_value.dumps(value, apart)
     return body, buffers or None
 
 
@@ -74,15 +74,17 @@ def dump_whole(value: Any) -> bytes:
     except (pickle.PicklingError, AttributeError, TypeError):
         body = b"__main__"
     if b"__main__" in body:
-        import cloudpickle
+        from sky_monarch.actors import by_value
 
-        body = cloudpickle.dumps(value, 5)
+        body = by_value.dumps(value)
     return body
 
 
 def dump_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Body:
     """The body of a call's arguments."""
-    return dumps((_apart(args), {name: _apart(value) for name, value in kwargs.items()} if kwargs else kwargs))
+    return dumps(
+        (_apart(args), {name: _apart(value) for name, value in kwargs.items()} if kwargs else kwargs)
+    )
 
 
 def dump_result(value: Any) -> Body:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sky_monarch.actors.runtime import listen_at
-from sky_monarch.actors.zygote_limits import MOST_BYTES, MOST_FDS
+from sky_monarch.actors.zygote_limits import MOST_BYTES
 from sky_monarch.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -24,10 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Proc", "Spawner"]
 
-_BOOT = (
-    "import sys; sys.path[:0] = [{home!r}]; "
-    "from sky_monarch.actors.zygote import main; main({fd})"
-)
+_BOOT = "import sys; sys.path[:0] = [{home!r}]; from sky_monarch.actors.zygote import main; main({fd})"
 _AT_ONCE = 32
 _END_S = 5.0
 _UNKNOWN = -1

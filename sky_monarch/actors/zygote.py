@@ -6,8 +6,8 @@ It is started by whoever spawns, and speaks with it over one socket, on which a 
     ▶ {"kill": [id, …]}
     ◀ {"born": {id: pid}}    {"said": id, "text"}    {"dead": id, "pid", "status", "lines"}
 
-It sees each death by a pidfd, after everything that the process has printed. When the socket closes, it kills all that it
-has started, and theirs, and removes the folder of their sockets: so nothing outlives a program that was killed.
+It sees each death by a pidfd, after everything that the process has printed. When the socket closes, it kills all that
+it has started, and theirs, and removes the folder of their sockets: so nothing outlives a program that was killed.
 """
 
 from __future__ import annotations

@@ -80,7 +80,13 @@ impl Drop for ActorNode {
 #[pymethods]
 impl ActorNode {
     #[new]
-    fn new(py: Python<'_>, address: &str, token: &str, listener_fd: i32, send_limit_s: f64) -> PyResult<Self> {
+    fn new(
+        py: Python<'_>,
+        address: &str,
+        token: &str,
+        listener_fd: i32,
+        send_limit_s: f64,
+    ) -> PyResult<Self> {
         let send_limit = duration(py, "send_limit_s", send_limit_s)?;
         if token.is_empty() || listener_fd < 0 {
             let why = "it needs a token and a listening socket";

@@ -35,9 +35,8 @@ impl ActorBuffer {
         let readonly = c_int::from(!slf.get().blob.is_shared());
         // SAFETY: the memory lives as long as this object, to which the view holds a reference; it is writable where
         // `readonly` is 0 (see `Blob::is_shared`).
-        let filled = unsafe {
-            ffi::PyBuffer_FillInfo(view, slf.as_ptr(), address.cast(), len, readonly, flags)
-        };
+        let filled =
+            unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), address.cast(), len, readonly, flags) };
         if filled == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
     }
 }

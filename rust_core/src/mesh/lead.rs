@@ -79,8 +79,7 @@ impl Lead {
     }
 
     fn take(&self) -> bool {
-        let taken =
-            self.leader.compare_exchange(0, number(), Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        let taken = self.leader.compare_exchange(0, number(), Ordering::SeqCst, Ordering::SeqCst).is_ok();
         if taken {
             self.turns.fetch_add(1, Ordering::SeqCst);
         }

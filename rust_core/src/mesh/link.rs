@@ -82,13 +82,7 @@ impl Link {
             trusted: !accepted,
             stalled: None,
         };
-        Self {
-            id,
-            socket,
-            out: Mutex::new(Out::default()),
-            room: Condvar::new(),
-            input: Mutex::new(input),
-        }
+        Self { id, socket, out: Mutex::new(Out::default()), room: Condvar::new(), input: Mutex::new(input) }
     }
 
     pub(super) const fn id(&self) -> u64 {

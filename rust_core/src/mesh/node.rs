@@ -158,8 +158,8 @@ impl Shared {
             };
             Error::new(kind, DIAL, format!("nobody answers at {address}")).with_source(error)
         })?;
-        let peer = getsockopt(&socket, sockopt::PeerCredentials)
-            .map_err(|error| Error::io(DIAL, error.into()))?;
+        let peer =
+            getsockopt(&socket, sockopt::PeerCredentials).map_err(|error| Error::io(DIAL, error.into()))?;
         if peer.uid() != geteuid().as_raw() {
             return Err(Error::new(ErrorKind::Refused, DIAL, "it runs as another user"));
         }

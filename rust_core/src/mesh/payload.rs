@@ -131,10 +131,8 @@ impl Draft {
 
     /// Seals it: neither side can change or shrink it from here on.
     pub fn seal(self) -> Result<OwnedFd> {
-        let seals = SealFlag::F_SEAL_SHRINK
-            | SealFlag::F_SEAL_GROW
-            | SealFlag::F_SEAL_WRITE
-            | SealFlag::F_SEAL_SEAL;
+        let seals =
+            SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_WRITE | SealFlag::F_SEAL_SEAL;
         fcntl(&self.fd, FcntlArg::F_ADD_SEALS(seals)).map_err(|error| Error::io(SHARE, error.into()))?;
         Ok(self.fd)
     }
@@ -199,11 +197,7 @@ impl Payload {
     }
 
     pub(super) fn packed(&self) -> Packed {
-        Packed {
-            parts: self.parts.clone(),
-            segments: self.segments.clone(),
-            memory: self.memory.clone(),
-        }
+        Packed { parts: self.parts.clone(), segments: self.segments.clone(), memory: self.memory.clone() }
     }
 
     /// The parts as a receiver of this process sees them.

@@ -26,8 +26,7 @@ impl Poller {
     pub(super) fn new() -> Result<Self> {
         let io = |error: nix::errno::Errno| Error::io(WATCH, error.into());
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(io)?;
-        let event =
-            EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).map_err(io)?;
+        let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).map_err(io)?;
         epoll.add(&event, EpollEvent::new(EpollFlags::EPOLLIN, INTERRUPT)).map_err(io)?;
         Ok(Self { epoll, event })
     }
