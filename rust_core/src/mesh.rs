@@ -23,7 +23,7 @@ mod packet;
 mod payload;
 mod poller;
 
-pub use gather::{Answer, Gather, Outcome};
+pub use gather::{Answer, Gather, Outcome, VALUE};
 pub use mailbox::{Delivery, Mailbox, Request, THROWN_AWAY};
 pub use node::{Node, NodeOptions, Target};
 pub use notifier::Notifier;

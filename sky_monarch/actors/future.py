@@ -139,7 +139,7 @@ def one_of(answers: list[Answer], mesh: ActorMesh, method: str) -> Any:
 
 
 def mesh_of(answers: list[Answer], mesh: ActorMesh, method: str) -> ValueMesh[Any]:
-    """The values of all ranks; the failure of the first one that has failed."""
+    """The values of all ranks. Where one has failed, its failure: the others are not waited for then."""
     from sky_monarch.actors.value_mesh import ValueMesh
 
     answers.sort(key=lambda answer: answer[0])

@@ -118,10 +118,14 @@ def test_an_exception_reads_as_if_it_had_been_raised_here(echo):
     assert "hosting.py" not in shown, "nothing of ours stands between"
 
 
-def test_a_call_of_many_names_the_first_rank_that_failed(echo):
-    with pytest.raises(ActorError, match=r"echo\[0\]\.boom") as raised:
+def test_a_call_of_many_fails_with_the_first_rank_that_has_failed(procs, echo):
+    one_fails = procs.spawn("one_fails", Caller)
+    with pytest.raises(ActorError, match=r"echo\[[01]\]\.boom"):
         echo.boom.call().get(LIMIT_S)
-    assert raised.value.__notes__ == ["1 other ranks failed too"]
+    started = time.monotonic()
+    with pytest.raises(ActorError, match=r"one_fails\[1\]\.stay"):
+        one_fails.stay.call(2.0, fails=1).get(LIMIT_S)
+    assert time.monotonic() - started < 1.5, "the others are not waited for"
 
 
 def test_an_actor_that_cannot_be_made_says_so_to_each_caller(procs, capfd):

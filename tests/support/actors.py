@@ -155,6 +155,13 @@ class Caller(Actor):
         return value
 
 
+    @endpoint
+    async def stay(self, s: float, fails: int) -> None:
+        if current_rank().rank == fails:
+            raise ValueError("this rank fails")
+        await asyncio.sleep(s)
+
+
 class Narcissus(Actor):
     """Waits for itself."""
 
@@ -185,8 +192,11 @@ class Owner(Actor):
         return self.failures
 
     @endpoint
-    def start_again(self, rank: int) -> list[int]:
+    def bring_back(self, rank: int) -> None:
         self.kids.respawn(rank)
+
+    @endpoint
+    def all_pids(self) -> list[int]:
         return list(self.kids.pid.call().get(30).values())
 
     def __supervise__(self, failure: MeshFailure) -> bool:

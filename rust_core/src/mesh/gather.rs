@@ -9,6 +9,9 @@ use super::node::Shared;
 use super::notifier::Notifier;
 use super::payload::Blob;
 
+/// Kind of an answer that is a value. All others are failures.
+pub const VALUE: u8 = 0;
+
 /// What came back from one target.
 #[derive(Clone, Debug)]
 pub enum Outcome {
@@ -42,6 +45,8 @@ struct State {
     left: usize,
     arrived: VecDeque<Answer>,
     cancelled: bool,
+    /// One target has answered with other than a value, or will never answer.
+    failed: bool,
     waiters: Vec<Waiter>,
     notify: Vec<(Arc<Notifier>, u64)>,
 }
@@ -64,6 +69,7 @@ impl Gather {
             left: targets,
             arrived: VecDeque::with_capacity(targets),
             cancelled: false,
+            failed: false,
             waiters: Vec::new(),
             notify: Vec::new(),
         };
@@ -72,6 +78,11 @@ impl Gather {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_over(&self, state: &State) -> bool {
+        let over = state.left == 0 || state.cancelled;
+        if self.each { over || !state.arrived.is_empty() } else { over || state.failed }
     }
 
     pub(super) const fn call(&self) -> u64 {
@@ -100,6 +111,7 @@ impl Gather {
             _ => return false,
         }
         state.left -= 1;
+        state.failed |= !matches!(outcome, Outcome::Answer { kind: VALUE, .. });
         state.arrived.push_back(Answer { slot, outcome });
         let last = state.left == 0;
         self.tell(node, state, last);
@@ -107,7 +119,7 @@ impl Gather {
     }
 
     fn tell(&self, node: &Shared, mut state: MutexGuard<'_, State>, last: bool) {
-        if !last && !self.each {
+        if !last && !self.each && !state.failed {
             return;
         }
         let waiters = std::mem::take(&mut state.waiters);
@@ -135,6 +147,7 @@ impl Gather {
             return state.left == 0;
         }
         state.left -= lost.len();
+        state.failed = true;
         let outcome = Outcome::Dead { reason: reason.to_owned() };
         state.arrived.extend(lost.into_iter().map(|slot| Answer { slot, outcome: outcome.clone() }));
         let last = state.left == 0;
@@ -142,12 +155,13 @@ impl Gather {
         last
     }
 
-    /// Waits until every answer is there (or the next one, where each is told of); false when time is up.
+    /// Waits until every answer is there (or the next one, where each is told of), or one has failed; false when time is
+    /// up. One failure is enough: what the others do may depend on the one that is gone.
     pub fn wait(&self, limit: Option<Duration>) -> bool {
         let Some(node) = self.node.upgrade() else { return self.is_ready() };
         node.wait(limit, || {
             let mut state = self.state();
-            let ready = state.left == 0 || state.cancelled || (self.each && !state.arrived.is_empty());
+            let ready = self.is_over(&state);
             if !ready {
                 Waiter::current().join(&mut state.waiters);
             }
@@ -158,7 +172,7 @@ impl Gather {
     /// True where `wait` would return at once.
     pub fn is_ready(&self) -> bool {
         let state = self.state();
-        state.left == 0 || state.cancelled || (self.each && !state.arrived.is_empty())
+        self.is_over(&state)
     }
 
     /// Targets that have not answered.
@@ -169,7 +183,7 @@ impl Gather {
     /// Has `token` left at `notifier` once, when `wait` would return.
     pub fn notify(&self, notifier: Arc<Notifier>, token: u64) {
         let mut state = self.state();
-        if state.left == 0 || state.cancelled || (self.each && !state.arrived.is_empty()) {
+        if self.is_over(&state) {
             drop(state);
             notifier.push(token);
         } else {
