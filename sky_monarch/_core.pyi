@@ -197,6 +197,9 @@ class ActorNode:
     ) -> list[tuple[int, str]]:
         """The same without an answer; returns the targets that are gone, and why."""
 
+    def hang_up(self, address: str, reason: str) -> None:
+        """The process there has ended: what it owes has failed."""
+
     def links(self) -> int:
         """Connections that are open."""
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["serve"]
 
-#: Messages handled in a row before other tasks have their turn.
+#: Functions called in a row before other tasks have their turn.
 _IN_A_ROW = 16
 _BATCH = 1024
 
@@ -30,26 +30,32 @@ def serve(hosted: Hosted) -> None:
 
 
 class _Loop:
+    """Which messages run. Most of it happens in callbacks of the loop: no task waits for a message."""
+
     def __init__(self, hosted: Hosted) -> None:
         from sky_monarch._core import ActorNotifier
 
         self.hosted = hosted
-        self.concurrent = {name for name, one in type(hosted.instance)._endpoints.items() if one.concurrent}
+        endpoints = type(hosted.instance)._endpoints
+        self.concurrent = {name for name, one in endpoints.items() if one.concurrent}
+        self.functions = {
+            name for name, one in endpoints.items() if not inspect.iscoroutinefunction(one.__wrapped__)
+        }
         self.queue: deque[ActorRequest] = deque()
-        self.idle: asyncio.Future[None] | None = None
-        self.serial: asyncio.Task[Any] | None = None
+        self.serial: asyncio.Task[bool] | None = None
         self.tasks: dict[tuple[int, int], asyncio.Task[Any]] = {}
         self.closed = False
         self.notifier = ActorNotifier()
 
     async def run(self) -> None:
-        loop = asyncio.get_running_loop()
-        loop.add_reader(self.notifier.fileno(), self.arrive)
+        self.loop = asyncio.get_running_loop()
+        self.over: asyncio.Future[None] = self.loop.create_future()
+        self.loop.add_reader(self.notifier.fileno(), self.arrive)
         self.hosted.mailbox.notify(self.notifier)
         try:
-            await self.work(loop)
+            await self.over
         finally:
-            loop.remove_reader(self.notifier.fileno())
+            self.loop.remove_reader(self.notifier.fileno())
             for task in self.tasks.values():
                 task.cancel()
             await asyncio.gather(*self.tasks.values(), return_exceptions=True)
@@ -60,16 +66,38 @@ class _Loop:
         for request in self.hosted.mailbox.recv(0.0, _BATCH):
             if isinstance(request, tuple):
                 self.cancel(request)
-                continue
-            method = request.method
-            if method in self.concurrent and self.hosted.failed is None:
-                self.tasks[request.key] = task = asyncio.create_task(self.beside(request))
+            elif request.method in self.concurrent and self.hosted.failed is None:
+                self.tasks[request.key] = task = self.loop.create_task(self.beside(request))
                 task.add_done_callback(partial(self.forget, request.key))
             else:
                 self.queue.append(request)
         self.closed = self.hosted.mailbox.closed
-        if self.idle is not None and not self.idle.done() and (self.queue or self.closed):
-            self.idle.set_result(None)
+        self.work()
+
+    def work(self) -> None:
+        """Start the next message, unless one is under way."""
+        in_a_row = 0
+        while self.queue and self.serial is None and not self.over.done():
+            if in_a_row == _IN_A_ROW:
+                self.loop.call_soon(self.work)
+                return
+            request = self.queue.popleft()
+            if request.method in self.functions and self.hosted.failed is None:
+                self.hosted.handle(request)
+                in_a_row += 1
+                continue
+            self.serial = self.tasks[request.key] = self.loop.create_task(self.alone(request))
+            self.serial.add_done_callback(partial(self.done, request.key))
+        if self.closed and self.serial is None and not self.over.done():
+            self.over.set_result(None)
+
+    def done(self, key: tuple[int, int], task: asyncio.Task[bool]) -> None:
+        self.tasks.pop(key, None)
+        self.serial = None
+        goes_on = task.cancelled() or task.exception() is not None or task.result()
+        if not goes_on and not self.over.done():
+            self.over.set_result(None)
+        self.work()
 
     def forget(self, key: tuple[int, int], _: asyncio.Task[Any]) -> None:
         self.tasks.pop(key, None)
@@ -84,43 +112,20 @@ class _Loop:
                 self.queue.remove(request)
                 return
 
-    async def work(self, loop: asyncio.AbstractEventLoop) -> None:
-        while True:
-            for _ in range(_IN_A_ROW):
-                if not self.queue:
-                    break
-                if not await self.alone(self.queue.popleft()):
-                    return
-            else:
-                await asyncio.sleep(0)
-                continue
-            if self.closed:
-                return
-            self.idle = loop.create_future()
-            await self.idle
-            self.idle = None
-
     async def alone(self, request: ActorRequest) -> bool:
         """One message, with none but concurrent ones beside it; False where it was the last one."""
         hosted = self.hosted
         method, place, body, buffers = request.open()
         found = hosted._methods.get(method)
+        if found is not None and hosted.failed is None:
+            await self.answer(request, found, place, body, buffers)
+            return True
         if method == STOP:
             await self.clean_up()
         if method == SUPERVISE:
             await self.supervise(serial.loads(body, buffers))
             return True
-        if found is None or hosted.failed is not None:
-            return hosted.handle_other(request, method, body, buffers)
-        if not inspect.iscoroutinefunction(found):
-            return hosted.handle(request)
-        task = asyncio.create_task(self.answer(request, found, place, body, buffers))
-        self.tasks[request.key] = task
-        try:
-            await task
-        finally:
-            self.tasks.pop(request.key, None)
-        return True
+        return hosted.handle_other(request, method, body, buffers)
 
     async def answer(self, request: ActorRequest, found: Any, place: str, body: Any, buffers: Any) -> None:
         if place:

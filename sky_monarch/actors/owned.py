@@ -69,6 +69,8 @@ class Owned:
         return Proc(f"{self.name}[{rank}]", address, lambda proc: self._ended(rank, proc))
 
     def _ended(self, rank: int, proc: Proc) -> None:
+        # A child of it may have inherited its sockets: then no end of file tells of its death.
+        self.runtime.node.hang_up(proc.address, "the process has ended")
         if not proc.wanted or self.stopped:
             return
         status = proc.status if proc.status is not None else -1

@@ -128,10 +128,14 @@ class Runtime:
 
     def show(self, failure: MeshFailure) -> None:
         """Nobody has handled it."""
-        import sky_monarch.actor as face
-
+        # The hook is an attribute of the public face, as in Monarch: who has set it has imported that.
+        face = sys.modules.get("sky_monarch.actor")
+        hook = getattr(face, "unhandled_fault_hook", None)
         try:
-            face.unhandled_fault_hook(failure)
+            if hook is None:
+                sys.stderr.write(failure.report() + "\n")
+            else:
+                hook(failure)
         except Exception:  # noqa: BLE001  (the program's own hook)
             traceback.print_exc()
 

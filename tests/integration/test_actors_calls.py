@@ -89,7 +89,9 @@ def test_one_message_at_a_time_unless_the_endpoint_is_concurrent(procs, plain):
     assert {future.get(LIMIT_S) for future in alone} == {1}
     together = [busy.together.call_one(0.05) for _ in range(4)]
     assert max(future.get(LIMIT_S) for future in together) == 4
-    assert [future.get(LIMIT_S) for future in [plain.slice(gpus=0).alone.call_one(0.01) for _ in range(3)]] == [1] * 3
+    assert [
+        future.get(LIMIT_S) for future in [plain.slice(gpus=0).alone.call_one(0.01) for _ in range(3)]
+    ] == [1] * 3
 
 
 def test_a_concurrent_endpoint_answers_while_a_serial_one_works(procs):
@@ -108,7 +110,9 @@ def test_choose_asks_one_of_them_and_stream_all_as_they_answer(echo):
 
 
 def test_an_exception_reads_as_if_it_had_been_raised_here(echo):
-    with pytest.raises(ActorError, match=r"echo\[1\]\.boom raised ValueError: bad batch .*actors\.py:\d+") as raised:
+    with pytest.raises(
+        ActorError, match=r"echo\[1\]\.boom raised ValueError: bad batch .*actors\.py:\d+"
+    ) as raised:
         echo.slice(gpus=1).boom.call_one("bad batch").get(LIMIT_S)
 
     assert isinstance(raised.value.__cause__, ValueError)

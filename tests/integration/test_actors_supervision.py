@@ -50,7 +50,12 @@ def test_a_pending_call_to_the_dead_fails_at_once_and_says_who_died_how(failures
 
     eventually(lambda: len(failures) == 1, what="one event a failure")
     (failure,) = failures
-    assert (failure.mesh_name, failure.rank, failure.pid, failure.actors) == ("trainers", 1, pids[1], ("trainer",))
+    assert (failure.mesh_name, failure.rank, failure.pid, failure.actors) == (
+        "trainers",
+        1,
+        pids[1],
+        ("trainer",),
+    )
     assert is_alive(pids[0])
 
 

@@ -7,9 +7,18 @@ import os
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
-from sky_monarch.actor import Actor, MeshFailure, concurrent_endpoint, current_rank, current_size, endpoint, this_host
+from sky_monarch.actor import (
+    Actor,
+    MeshFailure,
+    concurrent_endpoint,
+    current_rank,
+    current_size,
+    endpoint,
+    this_host,
+)
 
 
 class Echo(Actor):
@@ -95,7 +104,7 @@ class Plain(Actor):
     @endpoint
     def resources(self) -> tuple[int, int]:
         """Open files and threads."""
-        return len(os.listdir("/proc/self/fd")), threading.active_count()
+        return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
 
 
 class Busy(Actor):
@@ -154,7 +163,6 @@ class Caller(Actor):
     def echo(self, value: Any) -> Any:
         return value
 
-
     @endpoint
     async def stay(self, s: float, fails: int) -> None:
         if current_rank().rank == fails:
@@ -212,7 +220,7 @@ class Careful(Actor):
         self.mark("made")
 
     def mark(self, word: str) -> None:
-        with open(self.path, "a", encoding="utf-8") as file:
+        with Path(self.path).open("a", encoding="utf-8") as file:
             file.write(word + "\n")
 
     @endpoint

@@ -143,6 +143,12 @@ impl ActorNode {
         py.detach(|| node.send(&targets.0, actor, method, &payload)).map_err(|error| to_python(py, &error))
     }
 
+    fn hang_up(&self, py: Python<'_>, address: &str, reason: &str) -> PyResult<()> {
+        let node = self.here(py)?;
+        py.detach(|| node.hang_up(address, reason));
+        Ok(())
+    }
+
     fn links(&self, py: Python<'_>) -> PyResult<usize> {
         self.here(py).map(Node::links)
     }

@@ -208,6 +208,9 @@ impl Link {
             if let Err(error) = self.dispatch(node, input) {
                 return After::Over(error.to_string());
             }
+            if !input.trusted && !input.fds.is_empty() {
+                return After::Over("a stranger sent descriptors".to_owned());
+            }
             if input.stalled.is_some() || count < READ {
                 return After::Open;
             }
@@ -323,7 +326,7 @@ fn receive(socket: &UnixStream, input: &mut In) -> Result<usize, Errno> {
             }
         }
     }
-    if input.fds.len() > MOST_FDS || (!input.trusted && !input.fds.is_empty()) {
+    if input.fds.len() > MOST_FDS {
         return Err(Errno::EPROTO);
     }
     input.buffer.extend_from_slice(&input.scratch[..count]);

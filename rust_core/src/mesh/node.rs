@@ -23,6 +23,8 @@ use crate::{Error, ErrorKind, Result};
 
 /// The "connection" of a process to itself.
 pub(super) const LOCAL: u64 = u64::MAX;
+/// Stands for the connection of a message that is on none.
+const NOWHERE: u64 = 0;
 const LISTENER: u64 = 1;
 /// Mailboxes of one process: an id that a peer makes up reserves one.
 const MOST_MAILBOXES: usize = 1 << 16;
@@ -172,6 +174,7 @@ impl Shared {
 
     /// A connection is over: every answer that was to come over it has failed.
     fn lose(&self, link: &Arc<Link>, reason: &str) {
+        tracing::debug!(link = link.id(), reason, "a connection between actors is over");
         link.end();
         self.poller.remove(&**link);
         locked(&self.links).remove(&link.id());
@@ -242,7 +245,7 @@ impl Shared {
         (call, slot, actor): (u64, u32, u64),
         method: &str,
         payload: &Payload,
-        sent_to: impl FnOnce(u64),
+        mut sent_to: impl FnMut(u64),
     ) -> Result<()> {
         if target.address == self.address {
             let request = Request {
@@ -258,8 +261,6 @@ impl Shared {
             sent_to(LOCAL);
             return self.mailbox(actor)?.put(self, request, Instant::now() + self.options.send_limit);
         }
-        let link = self.link_to(&target.address)?;
-        sent_to(link.id());
         let packed = payload.packed();
         let packet = Packet::Call {
             call,
@@ -269,6 +270,18 @@ impl Shared {
             place: target.place.clone(),
             parts: packed.parts,
         };
+        let link = self.link_to(&target.address)?;
+        sent_to(link.id());
+        let sent = link.send(self, &packet, packed.segments.clone(), packed.memory.clone(), true);
+        let Err(error) = sent else { return Ok(()) };
+        if error.kind() != ErrorKind::Closed {
+            return Err(error);
+        }
+        // Nothing of it has left. The process has ended, and another one may have its place by now.
+        sent_to(NOWHERE);
+        self.lose(&link, "the process closed the connection");
+        let link = self.link_to(&target.address)?;
+        sent_to(link.id());
         link.send(self, &packet, packed.segments, packed.memory, true)
     }
 }
@@ -356,8 +369,8 @@ impl Node {
                 }
                 Err(error) => {
                     let link = link.unwrap_or_else(|| {
-                        gather.sent_to(slot, 0);
-                        0
+                        gather.sent_to(slot, NOWHERE);
+                        NOWHERE
                     });
                     gather.lose(shared, link, &error.to_string());
                 }
@@ -385,6 +398,15 @@ impl Node {
             }
         }
         Ok(lost)
+    }
+
+    /// The process at `address` has ended: every answer that it owes has failed, though a child of it may have kept
+    /// its sockets open.
+    pub fn hang_up(&self, address: &str, reason: &str) {
+        let link = locked(&self.shared.dialled).get(address).cloned();
+        if let Some(link) = link {
+            self.shared.lose(&link, reason);
+        }
     }
 
     /// Connections that are open.
