@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sky_monarch.actors.actor import Actor, concurrent_endpoint, endpoint
     from sky_monarch.actors.actor_mesh import ActorMesh
+    from sky_monarch.actors.channel import Accumulator, Channel, Port, PortReceiver
     from sky_monarch.actors.context import Context, context, current_rank, current_size
     from sky_monarch.actors.endpoint import Endpoint
     from sky_monarch.actors.failure import MeshFailure
@@ -42,9 +43,11 @@ if TYPE_CHECKING:
     from sky_monarch.errors import ActorError, DeadlockError, SupervisionError
 
 _HOMES = {
+    "Accumulator": "sky_monarch.actors.channel",
     "Actor": "sky_monarch.actors.actor",
     "ActorError": "sky_monarch.errors",
     "ActorMesh": "sky_monarch.actors.actor_mesh",
+    "Channel": "sky_monarch.actors.channel",
     "Context": "sky_monarch.actors.context",
     "DeadlockError": "sky_monarch.errors",
     "Endpoint": "sky_monarch.actors.endpoint",
@@ -53,6 +56,8 @@ _HOMES = {
     "HostMesh": "sky_monarch.actors.host_mesh",
     "MeshFailure": "sky_monarch.actors.failure",
     "Point": "sky_monarch.actors.shape",
+    "Port": "sky_monarch.actors.channel",
+    "PortReceiver": "sky_monarch.actors.channel",
     "ProcMesh": "sky_monarch.actors.proc_mesh",
     "Region": "sky_monarch.actors.shape",
     "RestartPolicy": "sky_monarch.actors.restarts",
@@ -69,9 +74,11 @@ _HOMES = {
 }
 
 __all__ = [
+    "Accumulator",
     "Actor",
     "ActorError",
     "ActorMesh",
+    "Channel",
     "Context",
     "DeadlockError",
     "Endpoint",
@@ -80,6 +87,8 @@ __all__ = [
     "HostMesh",
     "MeshFailure",
     "Point",
+    "Port",
+    "PortReceiver",
     "ProcMesh",
     "Region",
     "RestartPolicy",

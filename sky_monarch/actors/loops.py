@@ -43,6 +43,9 @@ _hubs: WeakKeyDictionary[asyncio.AbstractEventLoop, _Hub] = WeakKeyDictionary()
 
 async def wait_for(replies: Any) -> None:
     """Wait until ``replies`` is ready."""
+    if hasattr(replies, "wait_async"):
+        await replies.wait_async()
+        return
     loop = asyncio.get_running_loop()
     hub = _hubs.get(loop)
     if hub is None:

@@ -212,6 +212,20 @@ class Owner(Actor):
         return self.handles
 
 
+class Counter(Actor):
+    """Sends numbers to a port."""
+
+    @endpoint
+    def count_to(self, port: Any, n: int) -> None:
+        for number in range(n):
+            port.send(number)
+        port.exception(StopIteration("that is all"))
+
+    @endpoint
+    def rank(self) -> int:
+        return current_rank().rank
+
+
 class Careful(Actor):
     """Leaves a mark when it is made and when it ends."""
 
