@@ -52,7 +52,9 @@ def sockets() -> set[str]:
     return {entry.name for entry in Path("/tmp").glob("sky-monarch-*")}
 
 
-@pytest.mark.parametrize("how", ["kill", "interrupt", "raise", "end"])
+@pytest.mark.parametrize(
+    "how", ["kill", "interrupt", *(pytest.param(how, marks=pytest.mark.slow) for how in ("raise", "end"))]
+)
 def test_nothing_outlives_the_program(how, tmp_path):
     mark = f"{os.getpid()}-{how}"
     before = sockets()
@@ -80,6 +82,7 @@ def test_nothing_outlives_the_program(how, tmp_path):
             program.wait()
 
 
+@pytest.mark.slow
 def test_respawns_and_large_messages_leave_no_file_and_no_thread_behind():
     import numpy as np
 

@@ -99,7 +99,12 @@ def test_a_live_rank_is_replaced_too(failures):
 
 
 @pytest.mark.parametrize(
-    ("kind", "replaced"), [("one_for_one", {1}), ("one_for_all", {0, 1, 2}), ("rest_for_one", {1, 2})]
+    ("kind", "replaced"),
+    [
+        ("one_for_one", {1}),
+        pytest.param("one_for_all", {0, 1, 2}, marks=pytest.mark.slow),
+        pytest.param("rest_for_one", {1, 2}, marks=pytest.mark.slow),
+    ],
 )
 def test_a_policy_replaces(kind, replaced, failures):
     mesh, pids = spawn(3, restart=RestartPolicy(kind))
@@ -117,6 +122,7 @@ def test_a_policy_replaces(kind, replaced, failures):
     assert not failures, "what the policy deals with is not told"
 
 
+@pytest.mark.slow
 def test_more_ends_than_the_policy_allows_are_told(failures):
     mesh, pids = spawn(1, restart=RestartPolicy(intensity=1))
     os.kill(pids[0], signal.SIGKILL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.support.mutant import Mutant, left_out, replaced
+from tests.support.mutants_actors import ACTORS
 from tests.support.mutants_hosts import HOSTS
 from tests.support.mutants_kept import KEPT
 from tests.support.mutants_provided import PROVIDED
@@ -498,4 +499,5 @@ MUTANTS: list[Mutant] = [
     *WATCHED,
     *HOSTS,
     *PROVIDED,
+    *ACTORS,
 ]
