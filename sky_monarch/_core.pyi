@@ -9,17 +9,25 @@ child its methods raise ChannelClosedError. Addresses are ``unix:<absolute path>
 a certificate of the run, an identity: ``{"name", "ca_pem", "cert_pem", "key_pem"}``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, final
 
 __all__ = [
     "PROTOCOL_VERSION",
+    "ActorBuffer",
+    "ActorMailbox",
+    "ActorNode",
+    "ActorNotifier",
+    "ActorReplies",
+    "ActorRequest",
+    "ActorTargets",
     "AgentClient",
     "ChannelClient",
     "ChannelServer",
     "LighthouseClient",
     "LighthouseControl",
     "adopt_orphans",
+    "die_with_parent",
     "end_descendants",
     "error_kinds",
     "issue_identities",
@@ -33,6 +41,173 @@ __all__ = [
 
 PROTOCOL_VERSION: Final[int]
 """Version of the messages; peers of different versions refuse each other."""
+
+@final
+class ActorBuffer:
+    """Received memory: a private copy-on-write mapping of what the sender has sealed. A writable buffer."""
+
+    def __len__(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+@final
+class ActorTargets:
+    """Processes to be called: ``(address, place)`` of each. The place is empty where it is the actor's own."""
+
+    def __new__(cls, targets: Sequence[tuple[str, str]]) -> ActorTargets: ...
+    def __len__(self) -> int: ...
+
+@final
+class ActorNotifier:
+    """How an event loop hears of answers and messages: tokens, and a descriptor to wait on."""
+
+    def __new__(cls) -> ActorNotifier: ...
+    def fileno(self) -> int:
+        """An eventfd, open for as long as this object lives."""
+
+    def push(self, token: int) -> None:
+        """Leave a token."""
+
+    def drain(self) -> list[int]:
+        """Take all tokens; never waits."""
+
+@final
+class ActorReplies:
+    """The answers to one call. Dropping it gives up the answers, not the call."""
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for all answers, or for the next one of a call that is told of each; False when time is up."""
+
+    def is_ready(self) -> bool:
+        """True where ``wait`` would return at once."""
+
+    def left(self) -> int:
+        """Targets that have not answered."""
+
+    def take(self) -> list[tuple[int, int, Any, list[Any]]]:
+        """Take what has arrived: ``(slot, kind, body, buffers)``. Kind -1: the process is gone, the body says why."""
+
+    def notify(self, notifier: ActorNotifier, token: int) -> None:
+        """Have ``token`` left there once, when ``wait`` would return."""
+
+    def cancel(self) -> None:
+        """Want no answer any more, and tell those who owe one."""
+
+@final
+class ActorRequest:
+    """A message for an actor. Dropped without an answer, it answers with kind 255."""
+
+    @property
+    def method(self) -> str:
+        """What the actor is asked for."""
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """What a cancellation names."""
+
+    @property
+    def wants_answer(self) -> bool:
+        """True where the caller waits for one."""
+
+    def open(self) -> tuple[str, str, Any, list[Any]]:
+        """Method, place, body and buffers."""
+
+    def reply(self, kind: int, body: bytes, buffers: Sequence[Any] | None = None) -> None:
+        """Answer. A second answer, and one that nobody waits for, is dropped.
+
+        Raises:
+            ChannelClosedError: The caller is gone.
+            ChannelTimeoutError: The caller does not read.
+        """
+
+@final
+class ActorMailbox:
+    """The queue of one actor, bounded: where it is full, its senders' connections are not read."""
+
+    def recv(
+        self, timeout_s: float | None = None, most: int = 64, urgent: bool = True
+    ) -> list[ActorRequest | tuple[int, int]]:
+        """Wait for messages and take up to ``most``. A pair is the key of a message whose answer nobody wants any more.
+
+        Args:
+            timeout_s: Seconds; None waits for ever.
+            most: Messages.
+            urgent: This thread reads the sockets itself while it waits.
+
+        Returns:
+            Empty when time is up, or when the mailbox is closed.
+        """
+
+    def notify(self, notifier: ActorNotifier) -> None:
+        """Have a token left there when something has arrived."""
+
+    @property
+    def closed(self) -> bool:
+        """True once it takes no more messages."""
+
+    def close(self) -> None:
+        """Take no more messages; those that wait are answered with kind 255."""
+
+@final
+class ActorNode:
+    """This process among those of a mesh: its socket, its connections, its mailboxes, its calls."""
+
+    def __new__(cls, address: str, token: str, listener_fd: int, send_limit_s: float) -> ActorNode:
+        """Serve a listening unix socket, taken over from here on.
+
+        Args:
+            address: Its path.
+            token: Secret of the mesh: a peer without it is refused.
+            listener_fd: The socket.
+            send_limit_s: How long a sender waits for a receiver that takes nothing.
+
+        Raises:
+            ConfigError: There is no token or no socket.
+            SystemCallError: The operating system said no.
+        """
+
+    @property
+    def address(self) -> str:
+        """Path of its socket."""
+
+    def mailbox(self, actor: int) -> ActorMailbox:
+        """The mailbox of ``actor``. Messages may have come before it."""
+
+    def call(
+        self,
+        targets: ActorTargets,
+        actor: int,
+        method: str,
+        body: bytes,
+        buffers: Sequence[Any] | None = None,
+        each: bool = False,
+    ) -> ActorReplies:
+        """Call ``method`` of ``actor`` in each target.
+
+        Raises:
+            ChannelTimeoutError: A receiver does not keep up.
+        """
+
+    def send(
+        self,
+        targets: ActorTargets,
+        actor: int,
+        method: str,
+        body: bytes,
+        buffers: Sequence[Any] | None = None,
+    ) -> list[tuple[int, str]]:
+        """The same without an answer; returns the targets that are gone, and why."""
+
+    def hang_up(self, address: str, reason: str) -> None:
+        """The process there has ended: what it owes has failed."""
+
+    def links(self) -> int:
+        """Connections that are open."""
+
+    def open_calls(self) -> int:
+        """Calls that are owed an answer."""
+
+    def close(self) -> None:
+        """End every connection and every wait."""
 
 @final
 class ChannelServer:
@@ -337,6 +512,16 @@ class LighthouseControl:
 
 def adopt_orphans() -> None:
     """Make this process the one that the descendants of a dead child are handed to."""
+
+def die_with_parent(parent: int) -> None:
+    """Have this process killed when the thread that forked it ends.
+
+    Args:
+        parent: The process that forked it; where that has ended already, this one ends at once.
+
+    Raises:
+        SystemCallError: The operating system said no.
+    """
 
 def end_descendants(limit_s: float) -> tuple[list[int], list[int]]:
     """Kill and reap every descendant of this process, which has no threads.

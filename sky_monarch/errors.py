@@ -11,8 +11,10 @@ SkyMonarchError
 ├── RunFailedError              exit 1
 │   ├── RunCancelledError       exit 8
 │   └── BudgetSpentError        exit 9   the job's budget was spent
-├── SupervisionError            exit 4   min_replicas can no longer be held
+├── SupervisionError            exit 4   what was supervised is lost
 │   └── RestartsExhaustedError  exit 4
+├── ActorError                  exit 1   an endpoint raised
+│   └── DeadlockError           exit 1
 ├── QuorumError                 exit 1
 │   └── QuorumTimeoutError      exit 1
 ├── CheckpointError             exit 1
@@ -31,6 +33,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 __all__ = [
+    "ActorError",
     "BudgetSpentError",
     "ChannelClosedError",
     "ChannelError",
@@ -38,6 +41,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "CredentialsError",
+    "DeadlockError",
     "DeviceError",
     "FrameTooLargeError",
     "LaunchError",
@@ -128,13 +132,21 @@ class BudgetSpentError(RunFailedError):
 
 
 class SupervisionError(SkyMonarchError):
-    """Fewer than ``min_replicas`` groups can go on."""
+    """What was supervised is lost: fewer than ``min_replicas`` groups can go on, or a process of an actor mesh died."""
 
     exit_code = 4
 
 
 class RestartsExhaustedError(SupervisionError):
     """A replica group spent its restart budget."""
+
+
+class ActorError(SkyMonarchError):
+    """An endpoint raised; its own exception is the cause, with the traceback that it has there."""
+
+
+class DeadlockError(ActorError):
+    """An actor would wait for itself."""
 
 
 class QuorumError(SkyMonarchError):

@@ -7,6 +7,7 @@ pub mod channel;
 pub mod error;
 pub mod lighthouse;
 pub mod lighthouse_client;
+pub mod mesh;
 pub mod protocol;
 mod seqpacket;
 mod store_helper;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.support.mutant import Mutant, left_out, replaced
+from tests.support.mutants_actors import ACTORS
 from tests.support.mutants_examples import EXAMPLES
 from tests.support.mutants_head import AWAY
 from tests.support.mutants_hosts import HOSTS
@@ -506,4 +507,5 @@ MUTANTS: list[Mutant] = [
     *SCALED,
     *WIDE,
     *EXAMPLES,
+    *ACTORS,
 ]

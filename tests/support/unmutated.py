@@ -107,6 +107,10 @@ WITHOUT = (
         f"{SILENCE}test_a_lighthouse_that_is_starved_drops_nobody": (
             "how long it is starved is up to the kernel; the mutant of the same step is that of the stopped one"
         ),
+        "test_actors_stress.py::test_ranks_killed_at_random_come_back_and_every_call_ends": _MOMENTS,
+        "test_actors_stress.py::test_deaths_one_and_eight_at_once_are_told_within_milliseconds": (
+            f"{_BESIDE}test_the_owner_is_told_once_and_in_milliseconds_and_brings_the_rank_back"
+        ),
         f"{STORES}test_without_a_helper_quorums_form_and_that_death_stalls_everyone": "is a mutant itself",
         f"{RUNS}test_rehearsed_faults_of_the_session_name_their_cause_on_the_first_screen": _SHOWN,
         f"{SESSION}test_a_death_a_hang_and_a_missing_member_cost_the_mesh_moments": (

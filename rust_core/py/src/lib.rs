@@ -1,5 +1,8 @@
 //! `sky_monarch._core`: converts, releases the GIL, calls the core, maps the error.
 
+mod actor_mailbox;
+mod actor_node;
+mod actor_payload;
 mod agent_client;
 mod channel_client;
 mod channel_server;
@@ -14,11 +17,19 @@ use pyo3::prelude::*;
 
 #[pymodule]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<actor_mailbox::ActorMailbox>()?;
+    module.add_class::<actor_mailbox::ActorRequest>()?;
+    module.add_class::<actor_node::ActorNode>()?;
+    module.add_class::<actor_node::ActorNotifier>()?;
+    module.add_class::<actor_node::ActorReplies>()?;
+    module.add_class::<actor_node::ActorTargets>()?;
+    module.add_class::<actor_payload::ActorBuffer>()?;
     module.add_class::<agent_client::AgentClient>()?;
     module.add_class::<channel_client::ChannelClient>()?;
     module.add_class::<channel_server::ChannelServer>()?;
     module.add_class::<lighthouse_client::LighthouseClient>()?;
     module.add_class::<lighthouse_control::LighthouseControl>()?;
+    module.add_function(wrap_pyfunction!(actor_node::die_with_parent, module)?)?;
     module.add_function(wrap_pyfunction!(error::error_kinds, module)?)?;
     module.add_function(wrap_pyfunction!(error::raise_kind, module)?)?;
     module.add_function(wrap_pyfunction!(services::adopt_orphans, module)?)?;

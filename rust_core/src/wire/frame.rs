@@ -72,7 +72,7 @@ impl Frame {
     }
 
     /// Everything before the segments.
-    fn head(&self) -> Result<BytesMut> {
+    pub(crate) fn head(&self) -> Result<BytesMut> {
         let overflow = |_| too_large("a length does not fit into 32 bits".to_owned());
         let mut head = BytesMut::with_capacity(PREFIX + FIXED + 4 * self.segments.len() + self.header.len());
         head.put_u32_le(u32::try_from(self.wire_len()).map_err(overflow)?);

@@ -1,0 +1,341 @@
+//! One connection to another process of this host.
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+use std::io::IoSliceMut;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use bytes::{Buf, Bytes, BytesMut};
+use nix::errno::Errno;
+use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
+use subtle::ConstantTimeEq;
+
+use super::gather::Outcome;
+use super::mailbox::{Mailbox, Origin, Request};
+use super::node::Shared;
+use super::packet::{Packet, Part, VERSION};
+use super::payload::{raw, unpack};
+use crate::wire::{Frame, decode};
+use crate::{Error, ErrorKind, Result};
+
+/// Bytes of one frame. What is larger goes by shared memory.
+const MAX_FRAME: u32 = 16 << 20;
+/// Bytes and frames that may wait to be written; then the sender waits.
+const MOST_BYTES: usize = 8 << 20;
+const MOST_FRAMES: usize = 256;
+/// Bytes taken off the socket at a time, and how often before others have their turn.
+const READ: usize = 64 * 1024;
+const READS: usize = 8;
+/// Descriptors that may have come ahead of their frames.
+const MOST_FDS: usize = 64;
+
+#[derive(Debug)]
+struct Chunk {
+    bytes: Bytes,
+    memory: Option<Arc<OwnedFd>>,
+}
+
+#[derive(Debug, Default)]
+struct Out {
+    queue: VecDeque<Chunk>,
+    bytes: usize,
+    dead: bool,
+}
+
+#[derive(Debug)]
+struct In {
+    buffer: BytesMut,
+    scratch: Box<[u8]>,
+    fds: VecDeque<OwnedFd>,
+    trusted: bool,
+    /// A message whose mailbox has no room. Nothing behind it is looked at before it is in.
+    stalled: Option<(Arc<Mailbox>, Request)>,
+}
+
+/// What becomes of a connection after it was read.
+pub(super) enum After {
+    Open,
+    /// It has ended, or cannot be read any further.
+    Over(String),
+}
+
+/// A connection.
+#[derive(Debug)]
+pub(super) struct Link {
+    id: u64,
+    socket: UnixStream,
+    out: Mutex<Out>,
+    room: Condvar,
+    input: Mutex<In>,
+}
+
+impl Link {
+    /// Over a connected, non-blocking socket. Of one that was accepted the first frame has to be a hello.
+    pub(super) fn new(id: u64, socket: UnixStream, accepted: bool) -> Self {
+        let input = In {
+            buffer: BytesMut::new(),
+            scratch: vec![0; READ].into_boxed_slice(),
+            fds: VecDeque::new(),
+            trusted: !accepted,
+            stalled: None,
+        };
+        Self { id, socket, out: Mutex::new(Out::default()), room: Condvar::new(), input: Mutex::new(input) }
+    }
+
+    pub(super) const fn id(&self) -> u64 {
+        self.id
+    }
+
+    fn out(&self) -> MutexGuard<'_, Out> {
+        self.out.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn input(&self) -> MutexGuard<'_, In> {
+        self.input.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes a frame, or queues what the socket does not take. A patient sender waits where much is queued already.
+    pub(super) fn send(
+        &self,
+        node: &Shared,
+        packet: &Packet,
+        segments: Vec<Bytes>,
+        memory: Option<Arc<OwnedFd>>,
+        patient: bool,
+    ) -> Result<()> {
+        let frame = Frame { segments, ..Frame::from_message(packet)? };
+        frame.check(MAX_FRAME)?;
+        let mut bytes = frame.head()?;
+        for segment in &frame.segments {
+            bytes.extend_from_slice(segment);
+        }
+        let deadline = Instant::now() + node.options().send_limit;
+        let mut out = self.out();
+        while patient && !out.dead && (out.bytes >= MOST_BYTES || out.queue.len() >= MOST_FRAMES) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() || node.is_closing() {
+                return Err(Error::new(ErrorKind::TimedOut, SEND, "the receiver does not keep up"));
+            }
+            out = self.room.wait_timeout(out, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        if out.dead {
+            return Err(Error::new(ErrorKind::Closed, SEND, "the connection has ended"));
+        }
+        let mut chunk = Chunk { bytes: bytes.freeze(), memory };
+        if out.queue.is_empty() && self.write(&mut chunk).map_err(|error| Error::io(SEND, error.into()))? {
+            return Ok(());
+        }
+        if out.queue.is_empty() {
+            node.poller().change(&self.socket, self.id, self.is_reading(), true);
+        }
+        out.bytes += chunk.bytes.len();
+        out.queue.push_back(chunk);
+        Ok(())
+    }
+
+    fn is_reading(&self) -> bool {
+        // Held by the thread that reads: then it is reading, and sets what is right when it stops.
+        self.input.try_lock().map_or(true, |input| input.stalled.is_none())
+    }
+
+    /// True where all of it is written; false where the socket is full.
+    fn write(&self, chunk: &mut Chunk) -> Result<bool, Errno> {
+        while !chunk.bytes.is_empty() {
+            let fds: Vec<RawFd> = chunk.memory.iter().map(raw).collect();
+            let rights = [ControlMessage::ScmRights(&fds)];
+            let control = if fds.is_empty() { &[][..] } else { &rights[..] };
+            let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+            let slice = [IoSlice::new(&chunk.bytes)];
+            match sendmsg::<()>(self.socket.as_raw_fd(), &slice, control, flags, None) {
+                Ok(count) => {
+                    chunk.bytes.advance(count);
+                    chunk.memory = None;
+                }
+                Err(Errno::EINTR) => {}
+                Err(Errno::EAGAIN) => return Ok(false),
+                // Descriptors on their way are limited too: they leave as the receiver takes others.
+                Err(Errno::ETOOMANYREFS) => return Ok(false),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+
+    /// The socket takes bytes again.
+    pub(super) fn flush(&self, node: &Shared) -> After {
+        let reading = self.is_reading();
+        let mut out = self.out();
+        let out = &mut *out;
+        while let Some(chunk) = out.queue.front_mut() {
+            let before = chunk.bytes.len();
+            let done = self.write(chunk);
+            out.bytes -= before - chunk.bytes.len();
+            match done {
+                Ok(true) => drop(out.queue.pop_front()),
+                Ok(false) => break,
+                Err(error) => return After::Over(error.to_string()),
+            }
+        }
+        if out.queue.is_empty() {
+            node.poller().change(&self.socket, self.id, reading, false);
+        }
+        if out.bytes < MOST_BYTES / 2 && out.queue.len() < MOST_FRAMES / 2 {
+            self.room.notify_all();
+        }
+        After::Open
+    }
+
+    /// Reads what has arrived and hands it on.
+    pub(super) fn read(self: &Arc<Self>, node: &Arc<Shared>) -> After {
+        let mut input = self.input();
+        let input = &mut *input;
+        if input.stalled.is_some() {
+            // Only a hang-up comes here, which the kernel would repeat: what was said before it waits in the socket.
+            node.poller().remove(self.as_ref());
+            return After::Open;
+        }
+        for _ in 0..READS {
+            let count = match receive(&self.socket, input) {
+                Ok(0) => return After::Over("the process closed the connection".to_owned()),
+                Ok(count) => count,
+                Err(Errno::EAGAIN) => return After::Open,
+                Err(Errno::EINTR) => continue,
+                Err(error) => return After::Over(error.to_string()),
+            };
+            if let Err(error) = self.dispatch(node, input) {
+                return After::Over(error.to_string());
+            }
+            if !input.trusted && !input.fds.is_empty() {
+                return After::Over("a stranger sent descriptors".to_owned());
+            }
+            if input.stalled.is_some() || count < READ {
+                return After::Open;
+            }
+        }
+        After::Open
+    }
+
+    /// A mailbox has room again.
+    pub(super) fn resume(self: &Arc<Self>, node: &Arc<Shared>) -> After {
+        let mut input = self.input();
+        let Some((mailbox, request)) = input.stalled.take() else { return After::Open };
+        if let Some(request) = mailbox.offer(node, self.id, request) {
+            input.stalled = Some((mailbox, request));
+            return After::Open;
+        }
+        if let Err(error) = self.dispatch(node, &mut input) {
+            return After::Over(error.to_string());
+        }
+        if input.stalled.is_none() {
+            let writing = !self.out().queue.is_empty();
+            node.poller().watch_again(self.as_ref(), self.id, writing);
+        }
+        After::Open
+    }
+
+    fn dispatch(self: &Arc<Self>, node: &Arc<Shared>, input: &mut In) -> Result<()> {
+        while let Some(frame) = decode(&mut input.buffer, MAX_FRAME)? {
+            let packet: Packet = frame.message()?;
+            if !input.trusted {
+                check_hello(&packet, &node.options().token)?;
+                input.trusted = true;
+                continue;
+            }
+            match packet {
+                Packet::Call { call, slot, actor, method, place, parts } => {
+                    let blobs = unpack(&parts, frame.segments, memory(&parts, input)?.as_ref())?;
+                    let request = Request {
+                        node: Arc::downgrade(node),
+                        origin: Origin::Link(Arc::clone(self)),
+                        call,
+                        slot,
+                        method,
+                        place,
+                        blobs,
+                        answered: false.into(),
+                    };
+                    let mailbox = node.mailbox(actor)?;
+                    if let Some(request) = mailbox.offer(node, self.id, request) {
+                        input.stalled = Some((mailbox, request));
+                        let writing = !self.out().queue.is_empty();
+                        node.poller().change(&self.socket, self.id, false, writing);
+                        return Ok(());
+                    }
+                }
+                Packet::Reply { call, slot, kind, parts } => {
+                    let blobs = unpack(&parts, frame.segments, memory(&parts, input)?.as_ref())?;
+                    node.complete(self.id, call, slot, Outcome::Answer { kind, blobs });
+                }
+                Packet::Cancel { call, actor } => node.mailbox(actor)?.cancel(node, self.id, call),
+                Packet::Hello { .. } => {
+                    return Err(Error::new(ErrorKind::Protocol, "read a message", "a second hello"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends it: whoever waits to write is told.
+    pub(super) fn end(&self) {
+        let mut out = self.out();
+        out.dead = true;
+        out.queue.clear();
+        out.bytes = 0;
+        self.room.notify_all();
+        drop(out);
+        // It fails where the peer has ended it already.
+        drop(self.socket.shutdown(std::net::Shutdown::Both));
+    }
+}
+
+const SEND: &str = "send to an actor";
+
+fn check_hello(packet: &Packet, token: &str) -> Result<()> {
+    let refuse = |why: String| Err(Error::new(ErrorKind::Refused, "trust a process", why));
+    match packet {
+        Packet::Hello { version, .. } if *version != VERSION => {
+            refuse(format!("it speaks version {version}; this side speaks {VERSION}"))
+        }
+        Packet::Hello { token: shown, .. } if bool::from(shown.as_bytes().ct_eq(token.as_bytes())) => Ok(()),
+        _ => refuse("it does not know the secret of this mesh".to_owned()),
+    }
+}
+
+fn memory(parts: &[Part], input: &mut In) -> Result<Option<OwnedFd>> {
+    if !parts.iter().any(|part| matches!(part, Part::Shared(..))) {
+        return Ok(None);
+    }
+    let missing = || Error::new(ErrorKind::Protocol, "read a message", "its shared memory is missing");
+    input.fds.pop_front().map(Some).ok_or_else(missing)
+}
+
+fn receive(socket: &UnixStream, input: &mut In) -> Result<usize, Errno> {
+    let mut space = nix::cmsg_space!([RawFd; 4]);
+    let mut slices = [IoSliceMut::new(&mut input.scratch)];
+    let flags = MsgFlags::MSG_CMSG_CLOEXEC | MsgFlags::MSG_DONTWAIT;
+    let message = recvmsg::<()>(socket.as_raw_fd(), &mut slices, Some(&mut space), flags)?;
+    let count = message.bytes;
+    for control in message.cmsgs()? {
+        if let ControlMessageOwned::ScmRights(fds) = control {
+            for fd in fds {
+                // SAFETY: the kernel has just made this descriptor for us, and nobody else knows it.
+                input.fds.push_back(unsafe { OwnedFd::from_raw_fd(fd) });
+            }
+        }
+    }
+    if input.fds.len() > MOST_FDS {
+        return Err(Errno::EPROTO);
+    }
+    input.buffer.extend_from_slice(&input.scratch[..count]);
+    Ok(count)
+}
+
+/// The descriptor, for the poller.
+impl std::os::fd::AsFd for Link {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}

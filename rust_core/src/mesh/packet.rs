@@ -1,0 +1,66 @@
+//! Headers of the frames between nodes.
+
+use serde::{Deserialize, Serialize};
+
+/// Version of these headers: nodes of different versions refuse each other.
+pub(super) const VERSION: u32 = 1;
+
+/// Where a part of the payload is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Part {
+    /// The next segment of the frame.
+    #[serde(rename = "s")]
+    Segment,
+    /// So many bytes at this offset of the shared memory that came with the frame.
+    #[serde(rename = "m")]
+    Shared(u64, u64),
+}
+
+/// What one node tells another.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Packet {
+    /// The first frame of a connection, from the side that dialled.
+    #[serde(rename = "h")]
+    Hello {
+        /// See [`VERSION`].
+        version: u32,
+        /// Secret of the mesh.
+        token: String,
+    },
+    /// A message for an actor.
+    #[serde(rename = "c")]
+    Call {
+        /// Names the call among those of its sender; 0 where no answer is wanted.
+        call: u64,
+        /// Which of the call's targets this is.
+        slot: u32,
+        /// The actor, among those of the process.
+        actor: u64,
+        /// What it is asked for.
+        method: String,
+        /// Where in the mesh that was called this target is; empty where it is its own place.
+        place: String,
+        /// Parts of the payload, in order.
+        parts: Vec<Part>,
+    },
+    /// The answer to one.
+    #[serde(rename = "r")]
+    Reply {
+        /// As in the call.
+        call: u64,
+        /// As in the call.
+        slot: u32,
+        /// What the two sides agreed on: a value, an exception, one value of several.
+        kind: u8,
+        /// Parts of the payload, in order.
+        parts: Vec<Part>,
+    },
+    /// Nobody waits for the answer any more.
+    #[serde(rename = "x")]
+    Cancel {
+        /// As in the call.
+        call: u64,
+        /// The actor that was called.
+        actor: u64,
+    },
+}

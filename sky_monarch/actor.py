@@ -1,0 +1,131 @@
+"""The actor API: one program that drives many processes.
+
+```python
+from sky_monarch.actor import Actor, endpoint, this_host
+
+
+class Counter(Actor):
+    def __init__(self) -> None:
+        self.n = 0
+
+    @endpoint
+    def add(self, n: int) -> int:
+        self.n += n
+        return self.n
+
+
+procs = this_host().spawn_procs({"gpus": 4})
+counters = procs.spawn("counters", Counter)
+print(counters.add.call(1).get())                   # a ValueMesh: one answer a rank
+print(counters.slice(gpus=0).add.call_one(1).get())
+```
+
+Nothing is imported before it is used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sky_monarch.actors.actor import Actor, concurrent_endpoint, endpoint
+    from sky_monarch.actors.actor_mesh import ActorMesh
+    from sky_monarch.actors.channel import Accumulator, Channel, Port, PortReceiver
+    from sky_monarch.actors.context import Context, context, current_rank, current_size
+    from sky_monarch.actors.endpoint import Endpoint
+    from sky_monarch.actors.failure import MeshFailure
+    from sky_monarch.actors.future import Future
+    from sky_monarch.actors.host_mesh import HostMesh, shutdown, this_host, this_proc
+    from sky_monarch.actors.proc_mesh import ProcMesh
+    from sky_monarch.actors.restarts import RestartPolicy
+    from sky_monarch.actors.shape import Extent, Point, Region
+    from sky_monarch.actors.value_mesh import ValueMesh
+    from sky_monarch.errors import ActorError, DeadlockError, SupervisionError
+
+_HOMES = {
+    "Accumulator": "sky_monarch.actors.channel",
+    "Actor": "sky_monarch.actors.actor",
+    "ActorError": "sky_monarch.errors",
+    "ActorMesh": "sky_monarch.actors.actor_mesh",
+    "Channel": "sky_monarch.actors.channel",
+    "Context": "sky_monarch.actors.context",
+    "DeadlockError": "sky_monarch.errors",
+    "Endpoint": "sky_monarch.actors.endpoint",
+    "Extent": "sky_monarch.actors.shape",
+    "Future": "sky_monarch.actors.future",
+    "HostMesh": "sky_monarch.actors.host_mesh",
+    "MeshFailure": "sky_monarch.actors.failure",
+    "Point": "sky_monarch.actors.shape",
+    "Port": "sky_monarch.actors.channel",
+    "PortReceiver": "sky_monarch.actors.channel",
+    "ProcMesh": "sky_monarch.actors.proc_mesh",
+    "Region": "sky_monarch.actors.shape",
+    "RestartPolicy": "sky_monarch.actors.restarts",
+    "SupervisionError": "sky_monarch.errors",
+    "ValueMesh": "sky_monarch.actors.value_mesh",
+    "concurrent_endpoint": "sky_monarch.actors.actor",
+    "context": "sky_monarch.actors.context",
+    "current_rank": "sky_monarch.actors.context",
+    "current_size": "sky_monarch.actors.context",
+    "endpoint": "sky_monarch.actors.actor",
+    "shutdown": "sky_monarch.actors.host_mesh",
+    "this_host": "sky_monarch.actors.host_mesh",
+    "this_proc": "sky_monarch.actors.host_mesh",
+}
+
+__all__ = [
+    "Accumulator",
+    "Actor",
+    "ActorError",
+    "ActorMesh",
+    "Channel",
+    "Context",
+    "DeadlockError",
+    "Endpoint",
+    "Extent",
+    "Future",
+    "HostMesh",
+    "MeshFailure",
+    "Point",
+    "Port",
+    "PortReceiver",
+    "ProcMesh",
+    "Region",
+    "RestartPolicy",
+    "SupervisionError",
+    "ValueMesh",
+    "concurrent_endpoint",
+    "context",
+    "current_rank",
+    "current_size",
+    "endpoint",
+    "shutdown",
+    "this_host",
+    "this_proc",
+    "unhandled_fault_hook",
+]
+
+
+def unhandled_fault_hook(failure: MeshFailure) -> None:
+    """What becomes of a failure that nobody handled: it is shown, once. Assign another function to change that.
+
+    Whoever calls the mesh learns of it anyway: the call raises :class:`SupervisionError`.
+    """
+    import sys
+
+    sys.stderr.write(failure.report() + "\n")
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,215 @@
+"""Answers that are on their way."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+from sky_monarch.actors import serial
+from sky_monarch.actors.context import current
+from sky_monarch.actors.remote_error import RemoteError
+from sky_monarch.errors import ActorError, DeadlockError, SupervisionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator
+
+    from sky_monarch._core import ActorNotifier, ActorReplies
+    from sky_monarch.actors.actor_mesh import ActorMesh
+    from sky_monarch.actors.value_mesh import ValueMesh
+
+__all__ = ["ERROR", "FAILED", "VALUE", "Future"]
+
+R = TypeVar("R")
+
+#: Kinds of answers: what the endpoint returned, what it raised, and why the actor cannot answer any more.
+VALUE, ERROR, FAILED = 0, 1, 2
+_DEAD, _THROWN_AWAY = -1, 255
+
+Answer = tuple[int, int, Any, "list[Any]"]
+_PENDING = object()
+
+
+class Future(Generic[R]):
+    """An answer that is on its way: ``.get(timeout)`` in plain code, ``await`` in coroutines.
+
+    Leaving it alone costs nothing: the endpoint runs all the same. Cancelling it (or the task that awaits it) takes the
+    message back where it still waits, and cancels the coroutine that works on it; a function that runs, runs on.
+    """
+
+    __slots__ = ("_cancelled", "_error", "_mesh", "_method", "_replies", "_settle", "_value")
+
+    def __init__(
+        self,
+        replies: ActorReplies | _Turn,
+        settle: Callable[[list[Answer], ActorMesh, str], Any],
+        mesh: ActorMesh,
+        method: str,
+    ) -> None:
+        self._replies = replies
+        self._settle = settle
+        self._mesh = mesh
+        self._method = method
+        self._value: Any = _PENDING
+        self._error: BaseException | None = None
+        self._cancelled = False
+
+    def get(self, timeout: float | None = None) -> R:
+        """Wait for the answer and return it.
+
+        Args:
+            timeout: Seconds; None waits for ever.
+
+        Raises:
+            ActorError: The endpoint raised. The cause is its exception, with the traceback that it has there.
+            SupervisionError: The process, or the actor, is dead.
+            DeadlockError: This actor would wait for itself.
+            TimeoutError: There is no answer yet. It may be waited for again.
+        """
+        if self._value is _PENDING and self._error is None:
+            replies = self._replies
+            if not replies.is_ready():
+                self._check_deadlock()
+                if not replies.wait(timeout):
+                    raise TimeoutError(f"{self._mesh.name}.{self._method} gave no answer within {timeout} s")
+            self._finish()
+        return self._result()
+
+    def __await__(self) -> Generator[Any, None, R]:
+        if self._value is _PENDING and self._error is None:
+            if not self._replies.is_ready():
+                from sky_monarch.actors.loops import wait_for
+
+                try:
+                    yield from wait_for(self._replies).__await__()
+                except BaseException:  # the task that awaits is cancelled
+                    self.cancel()
+                    raise
+            self._finish()
+        return self._result()
+
+    def done(self) -> bool:
+        """True where ``get`` would not wait."""
+        return self._value is not _PENDING or self._error is not None or self._replies.is_ready()
+
+    def cancel(self) -> bool:
+        """Want no answer any more. False where it is there already."""
+        if self.done():
+            return False
+        self._cancelled = True
+        self._replies.cancel()
+        return True
+
+    def cancelled(self) -> bool:
+        """True where it was cancelled before the answer came."""
+        return self._cancelled
+
+    def _check_deadlock(self) -> None:
+        hosted = current.get().hosted
+        if hosted is None or not hosted.would_wait_for_itself(self._mesh):
+            return
+        raise DeadlockError(
+            f"{self._mesh.name}.{self._method} is called by the same actor, which would wait for itself for ever",
+            hint="call the method directly, await it in a concurrent endpoint, or send it by broadcast()",
+        )
+
+    def _finish(self) -> None:
+        if self._cancelled:
+            from concurrent.futures import CancelledError
+
+            self._error = CancelledError(f"the call of {self._mesh.name}.{self._method} was cancelled")
+            return
+        answers = self._replies.take()
+        try:
+            self._value = self._settle(answers, self._mesh, self._method)
+        except Exception as error:  # noqa: BLE001  (it is raised below, each time that it is asked for)
+            self._error = error
+
+    def _result(self) -> R:
+        if self._error is not None:
+            raise self._error
+        return cast("R", self._value)
+
+
+def one_of(answers: list[Answer], mesh: ActorMesh, method: str) -> Any:
+    """The value of the only answer."""
+    slot, kind, body, buffers = answers[0]
+    if kind == VALUE:
+        return serial.loads(body, buffers)
+    raise _failure(kind, body, buffers, mesh, slot, method)
+
+
+def mesh_of(answers: list[Answer], mesh: ActorMesh, method: str) -> ValueMesh[Any]:
+    """The values of all ranks. Where one has failed, its failure: the others are not waited for then."""
+    from sky_monarch.actors.value_mesh import ValueMesh
+
+    answers.sort(key=lambda answer: answer[0])
+    failed = [answer for answer in answers if answer[1] != VALUE]
+    if failed:
+        slot, kind, body, buffers = failed[0]
+        error = _failure(kind, body, buffers, mesh, slot, method)
+        if len(failed) > 1:
+            error.add_note(f"{len(failed) - 1} other ranks failed too")
+        raise error
+    return ValueMesh(mesh.extent, [serial.loads(body, buffers) for _, _, body, buffers in answers])
+
+
+class _Turn:
+    """The answer that comes ``index``-th, as a future sees it."""
+
+    __slots__ = ("arrived", "index", "replies")
+
+    def __init__(self, replies: ActorReplies, arrived: list[Answer], index: int) -> None:
+        self.replies = replies
+        self.arrived = arrived
+        self.index = index
+
+    def is_ready(self) -> bool:
+        if len(self.arrived) <= self.index:
+            self.arrived.extend(self.replies.take())
+        return len(self.arrived) > self.index
+
+    def wait(self, timeout: float | None = None) -> bool:
+        end = None if timeout is None else time.monotonic() + timeout
+        while not self.is_ready():
+            left = None if end is None else max(0.0, end - time.monotonic())
+            if not self.replies.wait(left):
+                return False
+        return True
+
+    def take(self) -> list[Answer]:
+        return [self.arrived[self.index]]
+
+    def notify(self, notifier: ActorNotifier, token: int) -> None:
+        self.replies.notify(notifier, token)
+
+    def cancel(self) -> None:
+        """The others may still be wanted: nothing is taken back."""
+
+
+def each_of(replies: ActorReplies, mesh: ActorMesh, method: str) -> Iterator[Future[Any]]:
+    """A future for each answer, in the order in which they come."""
+    arrived: list[Answer] = []
+    turns = (_Turn(replies, arrived, index) for index in range(len(mesh)))
+    return (Future(turn, one_of, mesh, method) for turn in turns)
+
+
+def _failure(
+    kind: int, body: Any, buffers: list[Any], mesh: ActorMesh, slot: int, method: str
+) -> ActorError | SupervisionError:
+    who = f"{mesh.name}[{mesh._rank_of(slot)}]"
+    if kind in (ERROR, FAILED):
+        remote: RemoteError = serial.loads(body, buffers)
+        of = f"{who}.{method} raised" if kind == ERROR else f"{who} has failed:"
+        words = f"{of} {remote.kind}: {remote.words} ({remote.where}, pid {remote.pid} on {remote.host})"
+        error: ActorError | SupervisionError = ActorError(words) if kind == ERROR else SupervisionError(words)
+        error.__cause__ = remote.exception()
+        return error
+    if kind == _THROWN_AWAY:
+        return SupervisionError(f"{who} was stopped before it came to {method}")
+    found = mesh._failure_at(slot, time.monotonic() + 0.5)
+    if found is not None:
+        gone = SupervisionError(f"{who} is dead: {found}")
+        if found.last_lines:
+            gone.add_note("its last lines:\n" + "\n".join(f"  | {line}" for line in found.last_lines))
+        return gone
+    return SupervisionError(f"{who} is dead: {body}")

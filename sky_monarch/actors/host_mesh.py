@@ -1,0 +1,93 @@
+"""Hosts, on which meshes of processes are started, and this process as a mesh of its own."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+from sky_monarch.actors import runtime as _runtime
+from sky_monarch.actors.extent import Extent
+from sky_monarch.actors.proc_mesh import ProcMesh, _owned, who_spawns
+from sky_monarch.actors.region import Region
+from sky_monarch.actors.shape import Shaped
+from sky_monarch.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sky_monarch.actors.restarts import RestartPolicy
+
+__all__ = ["HostMesh", "shutdown", "this_host", "this_proc"]
+
+_MOST_PROCS = 4096
+_numbers = itertools.count(1)
+
+
+class HostMesh(Shaped):
+    """Hosts. For now this one: ``this_host()``."""
+
+    def __init__(self, region: Region) -> None:
+        self.__region = region
+
+    def spawn_procs(
+        self,
+        per_host: Mapping[str, int] | None = None,
+        name: str = "procs",
+        *,
+        restart: RestartPolicy | None = None,
+    ) -> ProcMesh:
+        """Start processes. Returns at once; they answer when they are there.
+
+        Args:
+            per_host: Dimensions of the processes of one host; one process where there are none.
+            name: Of the mesh, for errors and logs.
+            restart: What to do when one ends; by default its owner is told, and may ``respawn`` it.
+
+        Raises:
+            ConfigError: A size is not positive, or there are too many.
+            LaunchError: They could not be started.
+        """
+        sizes = dict(per_host or {})
+        for dim, size in sizes.items():
+            if not isinstance(size, int) or size < 1:
+                raise ConfigError(f"per_host[{dim!r}] is {size!r}", hint="a whole number, 1 or more")
+        if sizes.keys() & set(self.extent.labels):
+            raise ConfigError(f"per_host has the dimensions of the hosts: {self.extent.labels}")
+        extent = self.extent.concat(Extent(list(sizes), list(sizes.values())))
+        count = extent.nelements
+        if count > _MOST_PROCS:
+            raise ConfigError(f"{count} processes; {_MOST_PROCS} are the most")
+        from sky_monarch.actors.owned import Owned
+
+        found = _runtime.runtime()
+        # Another process of this mesh has the same folder, and numbers of its own.
+        at = f"{found.address}-{next(_numbers)}"
+        addresses = tuple(f"{at}.{rank}" for rank in range(count))
+        _owned[addresses] = Owned(found, name, addresses, who_spawns(), restart)
+        return ProcMesh(name, addresses, Region(extent))
+
+    @property
+    def _region(self) -> Region:
+        return self.__region
+
+    def _with_region(self, region: Region) -> HostMesh:
+        return HostMesh(region)
+
+    def __repr__(self) -> str:
+        return f"<HostMesh {dict(self.sizes)}>"
+
+
+def this_host() -> HostMesh:
+    """This host, as a mesh of one."""
+    return HostMesh(Region(Extent(("hosts",), (1,))))
+
+
+def this_proc() -> ProcMesh:
+    """This process, as a mesh of one: its actors run in threads here."""
+    return ProcMesh("this_proc", (_runtime.runtime().address,), Region(Extent((), ())))
+
+
+def shutdown() -> None:
+    """End everything that this program has spawned. Done at its end anyway."""
+    _runtime.end()
+    _owned.clear()

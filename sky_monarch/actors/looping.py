@@ -1,0 +1,177 @@
+"""The event loop of an actor that has coroutines, or endpoints that run beside others, among its endpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import traceback
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from sky_monarch.actors import serial
+from sky_monarch.actors.future import VALUE
+from sky_monarch.actors.hosting import STOP, SUPERVISE
+
+if TYPE_CHECKING:
+    from sky_monarch._core import ActorRequest
+    from sky_monarch.actors.hosting import Hosted
+
+__all__ = ["serve"]
+
+#: Functions called in a row before other tasks have their turn.
+_IN_A_ROW = 16
+_BATCH = 1024
+
+
+def serve(hosted: Hosted) -> None:
+    """Handle the messages of ``hosted`` until it stops."""
+    asyncio.run(_Loop(hosted).run())
+
+
+class _Loop:
+    """Which messages run. Most of it happens in callbacks of the loop: no task waits for a message."""
+
+    def __init__(self, hosted: Hosted) -> None:
+        from sky_monarch._core import ActorNotifier
+
+        self.hosted = hosted
+        endpoints = type(hosted.instance)._endpoints
+        self.concurrent = {name for name, one in endpoints.items() if one.concurrent}
+        self.functions = {
+            name for name, one in endpoints.items() if not inspect.iscoroutinefunction(one.__wrapped__)
+        }
+        self.queue: deque[ActorRequest] = deque()
+        self.serial: asyncio.Task[bool] | None = None
+        self.tasks: dict[tuple[int, int], asyncio.Task[Any]] = {}
+        self.closed = False
+        self.notifier = ActorNotifier()
+
+    async def run(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.over: asyncio.Future[None] = self.loop.create_future()
+        self.loop.add_reader(self.notifier.fileno(), self.arrive)
+        self.hosted.mailbox.notify(self.notifier)
+        try:
+            await self.over
+        finally:
+            self.loop.remove_reader(self.notifier.fileno())
+            for task in self.tasks.values():
+                task.cancel()
+            await asyncio.gather(*self.tasks.values(), return_exceptions=True)
+
+    def arrive(self) -> None:
+        """Take what has arrived: cancellations and concurrent messages at once, the others in their order."""
+        self.notifier.drain()
+        for request in self.hosted.mailbox.recv(0.0, _BATCH):
+            if isinstance(request, tuple):
+                self.cancel(request)
+            elif request.method in self.concurrent and self.hosted.failed is None:
+                self.tasks[request.key] = task = self.loop.create_task(self.beside(request))
+                task.add_done_callback(partial(self.forget, request.key))
+            else:
+                self.queue.append(request)
+        self.closed = self.hosted.mailbox.closed
+        self.work()
+
+    def work(self) -> None:
+        """Start the next message, unless one is under way."""
+        in_a_row = 0
+        while self.queue and self.serial is None and not self.over.done():
+            if in_a_row == _IN_A_ROW:
+                self.loop.call_soon(self.work)
+                return
+            request = self.queue.popleft()
+            if request.method in self.functions and self.hosted.failed is None:
+                self.hosted.handle(request)
+                in_a_row += 1
+                continue
+            self.serial = self.tasks[request.key] = self.loop.create_task(self.alone(request))
+            self.serial.add_done_callback(partial(self.done, request.key))
+        if self.closed and self.serial is None and not self.over.done():
+            self.over.set_result(None)
+
+    def done(self, key: tuple[int, int], task: asyncio.Task[bool]) -> None:
+        self.tasks.pop(key, None)
+        self.serial = None
+        goes_on = task.cancelled() or task.exception() is not None or task.result()
+        if not goes_on and not self.over.done():
+            self.over.set_result(None)
+        self.work()
+
+    def forget(self, key: tuple[int, int], _: asyncio.Task[Any]) -> None:
+        self.tasks.pop(key, None)
+
+    def cancel(self, key: tuple[int, int]) -> None:
+        task = self.tasks.get(key)
+        if task is not None:
+            task.cancel()
+            return
+        for request in self.queue:
+            if request.key == key:
+                self.queue.remove(request)
+                return
+
+    async def alone(self, request: ActorRequest) -> bool:
+        """One message, with none but concurrent ones beside it; False where it was the last one."""
+        hosted = self.hosted
+        method, place, body, buffers = request.open()
+        found = hosted._methods.get(method)
+        if found is not None and hosted.failed is None:
+            await self.answer(request, found, place, body, buffers)
+            return True
+        if method == STOP:
+            await self.clean_up()
+        if method == SUPERVISE:
+            await self.supervise(serial.loads(body, buffers))
+            return True
+        return hosted.handle_other(request, method, body, buffers)
+
+    async def answer(self, request: ActorRequest, found: Any, place: str, body: Any, buffers: Any) -> None:
+        if place:
+            self.hosted.enter(place)  # a task has a context of its own
+        try:
+            args, kwargs = serial.loads(body, buffers)
+            answer = serial.dump_result(await found(*args, **kwargs))
+        except asyncio.CancelledError as error:
+            self.hosted.refuse(request, error) if request.wants_answer else None
+        except BaseException as error:  # noqa: BLE001  (the caller is told)
+            self.hosted.refuse(request, error)
+        else:
+            request.reply(VALUE, *answer)
+
+    async def beside(self, request: ActorRequest) -> None:
+        """One message of a concurrent endpoint."""
+        method, place, body, buffers = request.open()
+        found = self.hosted._methods[method]
+        if not inspect.iscoroutinefunction(found):
+            function = found
+
+            async def found(*args: Any, **kwargs: Any) -> Any:
+                return await asyncio.to_thread(function, *args, **kwargs)
+
+        await self.answer(request, found, place, body, buffers)
+
+    async def supervise(self, failure: Any) -> None:
+        handler = getattr(self.hosted.instance, "__supervise__", None)
+        try:
+            handled = handler(failure) if handler is not None else False
+            if inspect.isawaitable(handled):
+                handled = await handled
+            if handled:
+                return
+        except Exception:  # noqa: BLE001  (a handler that raises has not handled it)
+            traceback.print_exc()
+        self.hosted.runtime.tell_owner(self.hosted.owner, failure)
+
+    async def clean_up(self) -> None:
+        """An asynchronous ``__cleanup__`` runs on the loop that the actor has lived on."""
+        hosted = self.hosted
+        handler = getattr(hosted.instance, "__cleanup__", None)
+        if handler is None or not inspect.iscoroutinefunction(handler):
+            return
+        try:
+            await handler(None)
+        except Exception:  # noqa: BLE001  (it ends all the same)
+            traceback.print_exc()
+        hosted.instance = None

@@ -1,0 +1,167 @@
+"""Starts the processes of this program's meshes, and hears of their ends."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sky_monarch.actors.runtime import listen_at
+from sky_monarch.actors.zygote_limits import MOST_BYTES
+from sky_monarch.errors import LaunchError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sky_monarch.actors.runtime import Runtime
+
+__all__ = ["Proc", "Spawner"]
+
+_BOOT = "import sys; sys.path[:0] = [{home!r}]; from sky_monarch.actors.zygote import main; main({fd})"
+_AT_ONCE = 32
+_END_S = 5.0
+_UNKNOWN = -1
+
+
+@dataclass(slots=True, eq=False)
+class Proc:
+    """One process of a mesh, or one that takes its place.
+
+    Attributes:
+        name: ``procs[3]``.
+        address: Of its socket; the same for all that take this place.
+        on_end: Called once, when it has ended, with its wait status and last lines.
+        token: Names it to the zygote.
+        pid: None before it is forked.
+        status: None while it lives.
+        ended: Set when it has ended.
+    """
+
+    name: str
+    address: str
+    on_end: Callable[[Proc], None]
+    token: int = 0
+    pid: int | None = None
+    status: int | None = None
+    lines: list[str] = field(default_factory=list)
+    ended: threading.Event = field(default_factory=threading.Event)
+    wanted: bool = True
+
+
+class Spawner:
+    """This process's end of the line to its zygote."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        import sky_monarch
+
+        home = os.path.dirname(os.path.dirname(os.path.abspath(sky_monarch.__file__)))  # noqa: PTH100, PTH120
+        self.procs: dict[int, Proc] = {}
+        self.tokens = itertools.count(1)
+        self.lock = threading.Lock()
+        self.line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            argv = [sys.executable, "-c", _BOOT.format(home=home, fd=theirs.fileno())]
+            # In a session of its own: Ctrl-C is for the program, which then ends what it has spawned.
+            self.zygote = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True
+            )
+        path = [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100
+        settings = {"path": path, "token": runtime.token, "folder": runtime.folder}
+        self.line.sendall(json.dumps(settings).encode())
+        self.listener = threading.Thread(target=self._listen, name="sky-monarch-supervision", daemon=True)
+        self.listener.start()
+
+    def start(self, procs: list[Proc]) -> None:
+        """Have processes forked. They can be dialled from here on, and answer when they are there.
+
+        Raises:
+            LaunchError: The zygote is gone.
+        """
+        for at in range(0, len(procs), _AT_ONCE):
+            some = procs[at : at + _AT_ONCE]
+            listeners = [listen_at(proc.address) for proc in some]
+            try:
+                with self.lock:
+                    for proc in some:
+                        proc.token = next(self.tokens)
+                        self.procs[proc.token] = proc
+                wanted = [{"id": proc.token, "name": proc.name, "address": proc.address} for proc in some]
+                data = json.dumps({"start": wanted}).encode()
+                socket.send_fds(self.line, [data], [one.fileno() for one in listeners])
+            except OSError as error:
+                raise LaunchError(f"the process that starts others is gone: {error}") from error
+            finally:
+                for one in listeners:
+                    one.close()
+
+    def kill(self, procs: list[Proc]) -> None:
+        """Kill processes; their ends are heard of as always."""
+        live = [proc.token for proc in procs if not proc.ended.is_set()]
+        if live:
+            try:
+                self.line.sendall(json.dumps({"kill": live}).encode())
+            except OSError as error:
+                raise LaunchError(f"the process that starts others is gone: {error}") from error
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                data = self.line.recv(MOST_BYTES)
+            except OSError:
+                data = b""
+            if not data:
+                break
+            try:
+                self._hear(json.loads(data))
+            except Exception:  # noqa: BLE001  (one failure of a handler must not hide the next death)
+                traceback.print_exc()
+        # It kills what it has started when it ends, however it ends.
+        for proc in list(self.procs.values()):
+            self._ended(proc, _UNKNOWN, ["the process that it was forked from has ended"])
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        if "born" in message:
+            for token, pid in message["born"].items():
+                self.procs[int(token)].pid = pid
+        elif "said" in message:
+            proc = self.procs.get(message["said"])
+            if proc is not None:
+                prefix = f"[{proc.name}] "
+                text = "".join(prefix + line for line in message["text"].splitlines(keepends=True))
+                sys.stderr.write(text)
+                sys.stderr.flush()
+        elif "dead" in message:
+            proc = self.procs[message["dead"]]
+            proc.pid = message["pid"]
+            self._ended(proc, message["status"], message["lines"])
+
+    def _ended(self, proc: Proc, status: int, lines: list[str]) -> None:
+        with self.lock:
+            self.procs.pop(proc.token, None)
+        proc.status = status
+        proc.lines = lines
+        try:
+            proc.on_end(proc)
+        finally:
+            proc.ended.set()
+
+    def close(self) -> None:
+        """End the zygote and with it all that it has started."""
+        for proc in list(self.procs.values()):
+            proc.wanted = False
+        self.line.shutdown(socket.SHUT_WR)
+        try:
+            self.zygote.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self.zygote.kill()
+            self.zygote.wait()
+        if threading.current_thread() is not self.listener:
+            self.listener.join(1.0)
+        self.line.close()

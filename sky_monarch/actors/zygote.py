@@ -1,0 +1,227 @@
+"""What the processes of a mesh are forked from: a process with one thread that has imported little.
+
+It is started by whoever spawns, and speaks with it over one socket, on which a message is one JSON object:
+
+    ▶ {"start": [{"id", "name", "address"}, …]}     with one listening socket for each
+    ▶ {"kill": [id, …]}
+    ◀ {"born": {id: pid}}    {"said": id, "text"}    {"dead": id, "pid", "status", "lines"}
+
+It sees each death by a pidfd, after everything that the process has printed. When the socket closes, it kills all that
+it has started, and theirs, and removes the folder of their sockets: so nothing outlives a program that was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from typing import Any, NoReturn
+
+from sky_monarch import _core
+from sky_monarch.actors.zygote_limits import MOST_BYTES, MOST_FDS
+
+__all__ = ["main"]
+
+_LINES = 20
+_LONGEST_LINE = 2000
+_READ = 32 * 1024
+_SAID = 12 * 1024  # as JSON at most six times as long
+_END_S = 4.0
+
+
+class _Child:
+    """A process, as the zygote knows it."""
+
+    def __init__(self, child: int, pid: int, pidfd: int, output: int) -> None:
+        self.id = child
+        self.pid = pid
+        self.pidfd = pidfd
+        self.output = output
+        self.lines: list[str] = []
+        self.rest = b""
+        self.ended = False
+
+    def hear(self) -> bytes:
+        """What it has printed by now, in whole lines."""
+        heard = b""
+        while len(heard) < _READ:
+            try:
+                data = os.read(self.output, _READ)
+            except BlockingIOError:
+                break
+            if not data:
+                self.ended = True
+                break
+            heard += data
+        whole, newline, self.rest = (self.rest + heard).rpartition(b"\n")
+        if len(self.rest) > _LONGEST_LINE:
+            whole, newline, self.rest = whole + newline + self.rest, b"\n", b""
+        return whole + newline
+
+    def keep(self, text: str) -> None:
+        """Remember its last lines."""
+        self.lines.extend(line[:_LONGEST_LINE] for line in text.splitlines())
+        del self.lines[:-_LINES]
+
+
+class _Zygote:
+    def __init__(self, line: socket.socket, token: str, folder: str) -> None:
+        self.line = line
+        self.token = token
+        self.folder = folder
+        self.children: dict[int, _Child] = {}
+        self.by_fd: dict[int, _Child] = {}
+        self.poll = select.poll()
+        self.poll.register(line.fileno(), select.POLLIN)
+
+    def say(self, **message: Any) -> None:
+        self.line.sendall(json.dumps(message).encode())
+
+    def run(self) -> None:
+        """Serve until the socket closes. Returns in a forked process too, after its life."""
+        while True:
+            for fd, _ in self.poll.poll():
+                if fd == self.line.fileno():
+                    if not self.obey():
+                        return
+                    continue
+                child = self.by_fd.get(fd)
+                if child is None:
+                    continue
+                if fd == child.pidfd:
+                    self.bury(child)
+                else:
+                    self.pass_on(child, fd)
+            self.reap_strays()
+
+    def obey(self) -> bool:
+        data, fds, _, _ = socket.recv_fds(self.line, MOST_BYTES, MOST_FDS)
+        if not data:
+            return False
+        message = json.loads(data)
+        for wanted, fd in zip(message.get("start", ()), fds, strict=True):
+            self.fork(wanted, fd, fds)
+            os.close(fd)
+        for child in message.get("kill", ()):
+            if child in self.children:
+                # Not yet waited for, so the number is still its own.
+                os.kill(self.children[child].pid, signal.SIGKILL)
+        return True
+
+    def fork(self, wanted: dict[str, Any], listener: int, fds: list[int]) -> None:
+        reading, writing = os.pipe()
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self.become(wanted, listener, [reading, *(fd for fd in fds if fd != listener)], writing, parent)
+        os.close(writing)
+        os.set_blocking(reading, False)
+        child = _Child(wanted["id"], pid, os.pidfd_open(pid), reading)
+        self.children[child.id] = child
+        for fd in (child.pidfd, reading):
+            self.by_fd[fd] = child
+            self.poll.register(fd, select.POLLIN)
+        self.say(born={child.id: pid})
+
+    def become(
+        self, wanted: dict[str, Any], listener: int, others: list[int], output: int, parent: int
+    ) -> NoReturn:
+        """Be the process that was wanted; never returns."""
+        code = 1
+        try:
+            _core.die_with_parent(parent)
+            self.line.close()
+            for fd in (*self.by_fd, *others):
+                with contextlib.suppress(OSError):  # of these some were closed with a process that has ended
+                    os.close(fd)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            os.close(output)
+            from sky_monarch.actors import process
+
+            code = process.live(wanted["name"], wanted["address"], self.folder, self.token, listener)
+        except BaseException:  # noqa: BLE001  (it would go on as a second zygote)
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
+
+    def pass_on(self, child: _Child, fd: int) -> None:
+        self.tell(child, child.hear())
+        if child.ended:
+            self.forget(fd)
+
+    def tell(self, child: _Child, heard: bytes) -> None:
+        text = heard.decode(errors="replace")
+        child.keep(text)
+        for at in range(0, len(text), _SAID):
+            self.say(said=child.id, text=text[at : at + _SAID])
+
+    def forget(self, fd: int) -> None:
+        self.by_fd.pop(fd, None)
+        with contextlib.suppress(KeyError):
+            self.poll.unregister(fd)
+        os.close(fd)
+
+    def bury(self, child: _Child) -> None:
+        _, status = os.waitpid(child.pid, 0)
+        if child.output in self.by_fd:
+            self.tell(child, child.hear() + child.rest)
+            self.forget(child.output)
+        self.forget(child.pidfd)
+        del self.children[child.id]
+        self.say(dead=child.id, pid=child.pid, status=status, lines=child.lines)
+
+    def reap_strays(self) -> None:
+        """Wait for what its own parents left behind."""
+        known = {child.pid for child in self.children.values()}
+        while True:
+            try:
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if found is None or found.si_pid in known:
+                return
+            os.waitpid(found.si_pid, 0)
+
+    def end(self) -> None:
+        """Kill everything below this process, and leave nothing."""
+        _core.end_descendants(_END_S)
+        if os.path.basename(self.folder).startswith("sky-monarch-"):  # noqa: PTH119
+            import shutil
+
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def main(fd: int) -> None:
+    """Serve the socket ``fd`` until it closes."""
+    line = socket.socket(fileno=fd)
+    data, _, _, _ = socket.recv_fds(line, MOST_BYTES, 1)
+    settings = json.loads(data)
+    sys.path[:] = settings["path"]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _core.adopt_orphans()
+    import asyncio  # noqa: F401  (most actors need it; imported once here, not in each of them)
+    import gc
+    import traceback  # noqa: F401
+
+    from sky_monarch.actors import process  # noqa: F401
+
+    gc.collect()
+    gc.freeze()  # what is here already is never copied by a collection in a child
+    zygote = _Zygote(line, settings["token"], settings["folder"])
+    try:
+        zygote.run()
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # whoever started this is gone
+    finally:
+        zygote.end()

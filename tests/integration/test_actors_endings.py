@@ -1,0 +1,108 @@
+"""Nothing outlives the program, however that ends, and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sky_monarch.actor import shutdown, this_host
+from tests.support.actors import Plain
+from tests.support.processes import is_alive, with_variable
+from tests.support.waiting import eventually
+
+LIMIT_S = 20
+ROOT = Path(__file__).parents[2]
+
+PROGRAM = """
+import sys, time
+from sky_monarch.actor import this_host
+from tests.support.actors import Owner
+owner = this_host().spawn_procs({"gpus": 2}).slice(gpus=0).spawn("owner", Owner)
+print(*owner.start.call_one(2).get(60), flush=True)
+owner.told.call_one().get()
+how = sys.argv[1]
+if how == "busy":
+    from tests.support.actors import Plain
+    this_host().spawn_procs().spawn("plain", Plain).alone.call_one(600).get()
+elif how == "raise":
+    raise RuntimeError("a defect of the program")
+"""
+
+
+def start(how: str, mark: str) -> subprocess.Popen[str]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "ACTORS_TEST_MARK": mark}
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, how],
+        env=env,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def sockets() -> set[str]:
+    return {entry.name for entry in Path("/tmp").glob("sky-monarch-*")}
+
+
+@pytest.mark.parametrize(
+    "how", ["kill", "interrupt", *(pytest.param(how, marks=pytest.mark.slow) for how in ("raise", "end"))]
+)
+def test_nothing_outlives_the_program(how, tmp_path):
+    mark = f"{os.getpid()}-{how}"
+    before = sockets()
+    program = start("busy" if how in ("kill", "interrupt") else how, mark)
+    try:
+        assert program.stdout is not None
+        kids = [int(pid) for pid in program.stdout.readline().split()]
+        assert len(kids) == 2, program.stderr.read() if program.stderr else ""
+        if how == "kill":
+            program.kill()
+        elif how == "interrupt":
+            time.sleep(0.3)
+            os.kill(program.pid, signal.SIGINT)
+        began = time.monotonic()
+        _, stderr = program.communicate(timeout=LIMIT_S)
+        assert time.monotonic() - began < 5 or how in ("raise", "end"), "Ctrl-C ends everything within 5 s"
+        eventually(lambda: not with_variable("ACTORS_TEST_MARK", mark), within_s=5, what="all are gone")
+        eventually(lambda: not sockets() - before, within_s=5, what="the folder of sockets is gone")
+        assert not any(map(is_alive, kids))
+        wanted = {"kill": -signal.SIGKILL, "interrupt": -signal.SIGINT, "raise": 1, "end": 0}
+        assert program.returncode == wanted[how], stderr
+    finally:
+        if program.poll() is None:
+            program.kill()
+            program.wait()
+
+
+@pytest.mark.slow
+def test_respawns_and_large_messages_leave_no_file_and_no_thread_behind():
+    import numpy as np
+
+    def here() -> tuple[int, ...]:
+        return tuple(len(list(Path(f"/proc/self/{kind}").iterdir())) for kind in ("fd", "task"))
+
+    procs = this_host().spawn_procs({"gpus": 2})
+    mesh = procs.spawn("plain", Plain)
+    array = np.ones(1 << 17, dtype=np.float32)
+    try:
+        mesh.total.call(array).get(LIMIT_S)
+        mesh.respawn(1)
+        there = mesh.resources.call().get(LIMIT_S).get(0)
+        before = here()
+        for _ in range(3):
+            for _ in range(30):
+                assert set(mesh.total.call(array).get(LIMIT_S).values()) == {float(1 << 17)}
+            mesh.respawn(1)
+            mesh.pid.call().get(LIMIT_S)
+        assert mesh.resources.call().get(LIMIT_S).get(0) == there
+        eventually(lambda: here() == before, what=f"as before: {before}")
+    finally:
+        shutdown()

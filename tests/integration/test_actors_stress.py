@@ -1,0 +1,115 @@
+"""Bursts, kills at random and slow readers: nothing is lost, nothing overtakes, nothing is left."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from sky_monarch.actor import Actor, SupervisionError, endpoint, shutdown, this_host
+from tests.support.actors import Plain
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+LIMIT_S = 60
+SENDERS, MESSAGES = 16, 10_000
+
+
+@pytest.fixture(autouse=True)
+def _all_ends():
+    yield
+    shutdown()
+
+
+class Sender(Actor):
+    """Sends a burst to another actor."""
+
+    @endpoint
+    def burst(self, to, me: int, count: int) -> None:
+        for number in range(count):
+            to.hear.broadcast((me, number))
+
+
+def test_ten_thousand_messages_from_each_of_sixteen_senders_all_arrive_in_order():
+    receiver = this_host().spawn_procs(name="receiver").spawn("receiver", Plain)
+    senders = this_host().spawn_procs({"gpus": SENDERS}, name="senders").spawn("sender", Sender)
+
+    bursts = [senders.slice(gpus=rank).burst.call_one(receiver, rank, MESSAGES) for rank in range(SENDERS)]
+    for burst in bursts:
+        burst.get(LIMIT_S)
+
+    def all_of_it():
+        heard = receiver.all_heard.call_one().get(LIMIT_S)
+        return heard if len(heard) >= SENDERS * MESSAGES else None
+
+    heard = eventually(all_of_it, within_s=LIMIT_S, every_s=0.5)
+    for rank in range(SENDERS):
+        assert [number for sender, number in heard if sender == rank] == list(range(MESSAGES))
+
+
+def test_ranks_killed_at_random_come_back_and_every_call_ends(monkeypatch):
+    told = []
+    monkeypatch.setattr("sky_monarch.actor.unhandled_fault_hook", told.append)
+    chance = random.Random(6)
+    mesh = this_host().spawn_procs({"gpus": 4}).spawn("plain", Plain)
+    pids = list(mesh.pid.call().get(LIMIT_S).values())
+    over = threading.Event()
+    ended = [0, 0]
+
+    def call() -> None:
+        while not over.is_set():
+            rank = chance.randrange(4)
+            try:
+                assert mesh.slice(gpus=rank).echo.call_one(rank).get(LIMIT_S) == rank
+                ended[0] += 1
+            except SupervisionError:
+                ended[1] += 1
+                time.sleep(0.005)
+
+    callers = [threading.Thread(target=call) for _ in range(4)]
+    for caller in callers:
+        caller.start()
+    before = None
+    for kills in range(1, 26):
+        rank = chance.randrange(4)
+        os.kill(pids[rank], signal.SIGKILL)
+        eventually(lambda kills=kills: len(told) == kills, what="one event a death")
+        mesh.respawn(rank)
+        pids = list(mesh.pid.call().get(LIMIT_S).values())
+        here = len(list(Path("/proc/self/fd").iterdir()))
+        before = before or here
+        assert here <= before + 4, "descriptors do not pile up"
+    over.set()
+    for caller in callers:
+        caller.join(LIMIT_S)
+        assert not caller.is_alive(), "every call ends"
+    assert ended[0] > 100
+
+
+def test_deaths_one_and_eight_at_once_are_told_within_milliseconds(monkeypatch):
+    told: list[tuple[float, int]] = []
+    monkeypatch.setattr(
+        "sky_monarch.actor.unhandled_fault_hook",
+        lambda failure: told.append((time.monotonic(), failure.rank)),
+    )
+    mesh = this_host().spawn_procs({"gpus": 8}).spawn("plain", Plain)
+    delays = []
+    for many in (1, 8) * 6:
+        pids = list(mesh.pid.call().get(LIMIT_S).values())
+        told.clear()
+        began = time.monotonic()
+        for pid in pids[:many]:
+            os.kill(pid, signal.SIGKILL)
+        eventually(lambda many=many: len(told) == many, every_s=0.002)
+        assert sorted(rank for _, rank in told) == list(range(many))
+        delays.extend(when - began for when, _ in told)
+        for rank in range(many):
+            mesh.respawn(rank)
+    delays.sort()
+    assert delays[len(delays) // 2] < 0.1, "pushed, not polled: half of them well below any poll"
+    assert delays[-1] < 2.0, f"no tail: {delays[-5:]}"

@@ -1,0 +1,198 @@
+"""Deaths of real processes: who hears of them, how fast, and how their places are taken."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from sky_monarch.actor import RestartPolicy, SupervisionError, shutdown, this_host
+from sky_monarch.errors import ConfigError
+from tests.support.actors import Echo, Owner, Plain
+from tests.support.processes import is_alive
+from tests.support.waiting import eventually
+
+LIMIT_S = 20
+
+
+@pytest.fixture(autouse=True)
+def _all_ends():
+    yield
+    shutdown()
+
+
+@pytest.fixture
+def failures(monkeypatch):
+    seen = []
+    monkeypatch.setattr("sky_monarch.actor.unhandled_fault_hook", seen.append)
+    return seen
+
+
+def spawn(n, cls=Plain, **options):
+    procs = this_host().spawn_procs({"gpus": n}, name="trainers", **options)
+    mesh = procs.spawn("trainer", cls)
+    return mesh, list(mesh.pid.call().get(LIMIT_S).values())
+
+
+def test_a_pending_call_to_the_dead_fails_at_once_and_says_who_died_how(failures):
+    mesh, pids = spawn(2, Echo)
+    pending = mesh.echo_later.call("late", after_s=60)
+    time.sleep(0.05)
+
+    killed = time.monotonic()
+    os.kill(pids[1], signal.SIGKILL)
+    with pytest.raises(SupervisionError, match=r"trainer\[1\] is dead: trainers\[1\].*SIGKILL") as raised:
+        pending.get(LIMIT_S)
+    assert time.monotonic() - killed < 2, "rank 0, which works for a minute, is not waited for"
+    assert f"pid {pids[1]}" in str(raised.value)
+
+    eventually(lambda: len(failures) == 1, what="one event a failure")
+    (failure,) = failures
+    assert (failure.mesh_name, failure.rank, failure.pid, failure.actors) == (
+        "trainers",
+        1,
+        pids[1],
+        ("trainer",),
+    )
+    assert is_alive(pids[0])
+
+
+def test_the_report_holds_what_the_dead_said_last(failures, capfd):
+    mesh, pids = spawn(1, Echo)
+
+    with pytest.raises(SupervisionError, match="exited with code 3") as raised:
+        mesh.say_and_die.call_one("out of memory").get(LIMIT_S)
+
+    assert "out of memory on stderr" in "".join(raised.value.__notes__)
+    eventually(lambda: len(failures) == 1)
+    assert failures[0].last_lines[-2:] == ("out of memory", "out of memory on stderr")
+    assert f"trainers[0] (actors: trainer) on {os.uname().nodename}, pid {pids[0]}" in failures[0].report()
+    assert "[trainers[0]] out of memory\n" in capfd.readouterr().err
+
+
+def test_a_respawned_rank_answers_in_its_place_and_the_whole_mesh_with_it(failures):
+    mesh, pids = spawn(3)
+    os.kill(pids[1], signal.SIGKILL)
+    eventually(lambda: failures)
+    with pytest.raises(SupervisionError):
+        mesh.pid.call().get(LIMIT_S)
+
+    mesh.respawn(1)
+
+    again = list(mesh.pid.call().get(LIMIT_S).values())
+    assert again[0] == pids[0]
+    assert again[2] == pids[2]
+    assert again[1] not in pids
+    assert len(failures) == 1, "a replacement is no failure"
+
+
+def test_a_live_rank_is_replaced_too(failures):
+    mesh, pids = spawn(2)
+
+    mesh.respawn(0)
+
+    assert not is_alive(pids[0])
+    assert mesh.pid.call().get(LIMIT_S).get(0) != pids[0]
+    assert not failures
+
+
+@pytest.mark.parametrize(
+    ("kind", "replaced"),
+    [
+        ("one_for_one", {1}),
+        pytest.param("one_for_all", {0, 1, 2}, marks=pytest.mark.slow),
+        pytest.param("rest_for_one", {1, 2}, marks=pytest.mark.slow),
+    ],
+)
+def test_a_policy_replaces(kind, replaced, failures):
+    mesh, pids = spawn(3, restart=RestartPolicy(kind))
+
+    os.kill(pids[1], signal.SIGKILL)
+
+    def settled():
+        try:
+            found = list(mesh.pid.call().get(LIMIT_S).values())
+        except SupervisionError:
+            return None
+        return found if {rank for rank in range(3) if found[rank] != pids[rank]} == replaced else None
+
+    eventually(settled)
+    assert not failures, "what the policy deals with is not told"
+
+
+@pytest.mark.slow
+def test_more_ends_than_the_policy_allows_are_told(failures):
+    mesh, pids = spawn(1, restart=RestartPolicy(intensity=1))
+    os.kill(pids[0], signal.SIGKILL)
+
+    def replaced():
+        try:
+            return [pid for pid in mesh.pid.call().get(LIMIT_S).values() if pid != pids[0]]
+        except SupervisionError:
+            return None
+
+    (second,) = eventually(replaced)
+    os.kill(second, signal.SIGKILL)
+    eventually(lambda: len(failures) == 1)
+    assert "1 ends in 60 s were dealt with already" in failures[0].reason
+
+
+def test_the_owner_is_told_once_and_in_milliseconds_and_brings_the_rank_back(failures):
+    owner = this_host().spawn_procs(name="owner").spawn("owner", Owner)
+    pids = owner.start.call_one(3).get(LIMIT_S)
+    killed = time.monotonic()
+    os.kill(pids[0], signal.SIGKILL)
+    os.kill(pids[2], signal.SIGKILL)
+
+    told = eventually(lambda: (found := owner.told.call_one().get(LIMIT_S)) and len(found) == 2 and found)
+    assert {failure.rank for _, failure in told} == {0, 2}
+    assert max(when for when, _ in told) - killed < 1.0, "pushed, not polled"
+    assert not failures, "it was handled"
+    for rank in (0, 2):
+        owner.bring_back.call_one(rank).get(LIMIT_S)
+    assert not set(owner.all_pids.call_one().get(LIMIT_S)) & {pids[0], pids[2]}
+
+
+def test_what_the_owner_does_not_handle_climbs(failures):
+    owner = this_host().spawn_procs(name="owner").spawn("owner", Owner, handles=False)
+    pids = owner.start.call_one(1).get(LIMIT_S)
+
+    os.kill(pids[0], signal.SIGKILL)
+
+    eventually(lambda: len(failures) == 1)
+    assert failures[0].mesh_name == "kids"
+    assert len(owner.told.call_one().get(LIMIT_S)) == 1
+
+
+def test_a_broadcast_that_raises_fails_the_actor_and_its_owner_hears(failures):
+    mesh, _ = spawn(1, Echo)
+
+    mesh.boom.broadcast("quietly")
+
+    eventually(lambda: len(failures) == 1)
+    assert "raised ValueError: quietly" in failures[0].reason
+    with pytest.raises(SupervisionError, match="has failed: ValueError: quietly"):
+        mesh.echo.call_one(1).get(LIMIT_S)
+    mesh.respawn(0)
+    assert mesh.echo.call_one(1).get(LIMIT_S) == 1
+
+
+def test_processes_that_were_stopped_are_no_failure(failures):
+    procs = this_host().spawn_procs({"gpus": 2})
+    pids = list(procs.spawn("plain", Plain).pid.call().get(LIMIT_S).values())
+
+    procs.stop().get(LIMIT_S)
+
+    assert not any(map(is_alive, pids))
+    assert not failures
+    with pytest.raises(SupervisionError, match="was stopped"):
+        procs.respawn(0)
+
+
+def test_a_policy_that_makes_no_sense_is_refused():
+    with pytest.raises(ConfigError, match="'all' is no kind of restart"):
+        RestartPolicy("all")
+    with pytest.raises(ConfigError, match="intensity"):
+        RestartPolicy(intensity=0)

@@ -1,0 +1,60 @@
+"""The same for the processes of the actor API."""
+
+from __future__ import annotations
+
+from tests.support.mutant import replaced
+
+_ENDS = "test_actors_supervision.py::"
+_AGAIN = "            for record in self.records:\n                self._make_again(record, ranks, end)\n"
+
+ACTORS = [
+    replaced(
+        "actors/owned.py",
+        "            self.ends[rank] = (time.monotonic(), failure)\n",
+        "",
+        f"{_ENDS}test_a_pending_call_to_the_dead_fails_at_once_and_says_who_died_how",
+        "trainer[1] is dead: the process",
+    ),
+    replaced(
+        "actors/owned.py",
+        _AGAIN,
+        "",
+        f"{_ENDS}test_a_respawned_rank_answers_in_its_place_and_the_whole_mesh_with_it",
+        "gave no answer within",
+    ),
+    replaced(
+        "actors/owned.py",
+        "            self.respawn(self.policy.ranks(rank, len(self.procs)), 60.0)\n",
+        "            pass\n",
+        f"{_ENDS}test_a_policy_replaces[one_for_one-replaced0]",
+        "not within",
+    ),
+    replaced(
+        "actors/restarts.py",
+        "if len(self._ends) >= self.intensity:",
+        "if False:",
+        f"{_ENDS}test_more_ends_than_the_policy_allows_are_told",
+        "not within",
+    ),
+    replaced(
+        "actors/runtime.py",
+        'method = "failure" if actor == CONTROL else "__supervise__"',
+        'method = "failure"',
+        f"{_ENDS}test_the_owner_is_told_once_and_in_milliseconds_and_brings_the_rank_back",
+        "not within",
+    ),
+    replaced(
+        "actors/hosting.py",
+        "            traceback.print_exc()\n        self.runtime.tell_owner(self.owner, failure)\n",
+        "            traceback.print_exc()\n",
+        f"{_ENDS}test_what_the_owner_does_not_handle_climbs",
+        "not within",
+    ),
+    replaced(
+        "actors/zygote.py",
+        "            shutil.rmtree(self.folder, ignore_errors=True)\n",
+        "            del shutil\n",
+        "test_actors_endings.py::test_nothing_outlives_the_program[kill]",
+        "the folder of sockets is gone",
+    ),
+]
