@@ -5,6 +5,7 @@ mod channel_client;
 mod channel_server;
 mod convert;
 mod error;
+mod gpu;
 mod lighthouse_client;
 mod lighthouse_control;
 mod runtime;
@@ -21,6 +22,8 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<lighthouse_control::LighthouseControl>()?;
     module.add_function(wrap_pyfunction!(error::error_kinds, module)?)?;
     module.add_function(wrap_pyfunction!(error::raise_kind, module)?)?;
+    module.add_function(wrap_pyfunction!(gpu::gpu_report, module)?)?;
+    module.add_function(wrap_pyfunction!(gpu::visible_devices, module)?)?;
     module.add_function(wrap_pyfunction!(services::adopt_orphans, module)?)?;
     module.add_function(wrap_pyfunction!(services::end_descendants, module)?)?;
     module.add_function(wrap_pyfunction!(services::settle_forked, module)?)?;
