@@ -88,8 +88,7 @@ pub fn report(bench: bool) -> Report {
         Ok(Some(vendor)) => {
             report.simulated = vendor.simulated();
             let stem = if platform == Platform::Rocm { "libamdhip64" } else { "libcudart" };
-            let mut library =
-                opened(runtime_name(platform), stem, vendor.library());
+            let mut library = opened(runtime_name(platform), stem, vendor.library());
             library.version = Some(vendor.version().to_string());
             let can = vendor.capabilities();
             library.capabilities = named(&[

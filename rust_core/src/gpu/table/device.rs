@@ -104,7 +104,7 @@ vendor_table! {
                 fn(*mut DevicePointer, *mut usize, DevicePointer) -> Status;
         }
         optional {
-            device_get_uuid ["hipDeviceGetUuid", "cuDeviceGetUuid"]: fn(*mut Uuid, Device) -> Status;
+            device_get_uuid ["hipDeviceGetUuid", "cuDeviceGetUuid_v2"]: fn(*mut Uuid, Device) -> Status;
             primary_context_state ["hipDevicePrimaryCtxGetState", "cuDevicePrimaryCtxGetState"]:
                 fn(Device, *mut c_uint, *mut c_int) -> Status;
             context_get_current ["hipCtxGetCurrent", "cuCtxGetCurrent"]: fn(*mut ContextHandle) -> Status;
