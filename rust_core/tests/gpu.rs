@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use sky_monarch_core::gpu::compat::cuda;
 use sky_monarch_core::gpu::{
-    ErrorClass, Event, GpuError, GpuRuntime, Memory, MemoryKind, Platform, PointerKind, Stream, runtime, runtime_of,
+    ErrorClass, Event, GpuError, GpuRuntime, Memory, MemoryKind, Platform, PointerKind, Stream, runtime,
+    runtime_of,
 };
 
 const LIMIT: Duration = Duration::from_secs(10);
@@ -174,7 +175,10 @@ mod scenario {
         assert!(gpu.simulated() && gpu.capabilities().virtual_memory && gpu.capabilities().dmabuf);
         assert_eq!(gpu.device_count().expect("an answer"), 2);
         let device = gpu.device(1).expect("a device");
-        assert_eq!((device.pci.as_str(), device.multiprocessors, device.warp_size), ("0000:15:00.0", 304, 64));
+        assert_eq!(
+            (device.pci.as_str(), device.multiprocessors, device.warp_size),
+            ("0000:15:00.0", 304, 64)
+        );
         assert_eq!(device.uuid.as_deref(), Some("abc0000000000001"));
         assert!(gpu.device(2).is_err());
 
@@ -209,13 +213,19 @@ mod scenario {
         drop(exportable);
         assert_eq!(gpu.memory_info(1).expect("memory").free_bytes, before, "all of it was given back");
         // SAFETY: no arguments.
-        assert_eq!(unsafe { cuda::cudaGetLastError() }, cuda::cudaSuccess, "what failed left no error behind");
+        assert_eq!(
+            unsafe { cuda::cudaGetLastError() },
+            cuda::cudaSuccess,
+            "what failed left no error behind"
+        );
     }
 
     /// A copy on one stream that waits for one on another sees what that brought; time passes between two events.
     fn orders_by_events(gpu: &'static dyn GpuRuntime) {
-        let (first, second) = (Stream::new(gpu, 0).expect("a stream"), Stream::new(gpu, 0).expect("a stream"));
-        let (begin, end) = (Event::new(gpu, 0, true).expect("event"), Event::new(gpu, 0, true).expect("event"));
+        let (first, second) =
+            (Stream::new(gpu, 0).expect("a stream"), Stream::new(gpu, 0).expect("a stream"));
+        let (begin, end) =
+            (Event::new(gpu, 0, true).expect("event"), Event::new(gpu, 0, true).expect("event"));
         let mut source = Memory::new(gpu, MemoryKind::Device { ordinal: 0 }, 4096).expect("memory");
         let mut middle = Memory::new(gpu, MemoryKind::Device { ordinal: 0 }, 4096).expect("memory");
         let mut target = Memory::new(gpu, MemoryKind::Device { ordinal: 0 }, 4096).expect("memory");
@@ -258,7 +268,10 @@ mod scenario {
             let mut sent = pattern(8192);
             assert_eq!(cudaMemcpy(address, sent.as_ptr().cast(), 8192, cudaMemcpyHostToDevice), cudaSuccess);
             sent.fill(0);
-            assert_eq!(cudaMemcpy(sent.as_mut_ptr().cast(), address, 8192, cudaMemcpyDeviceToHost), cudaSuccess);
+            assert_eq!(
+                cudaMemcpy(sent.as_mut_ptr().cast(), address, 8192, cudaMemcpyDeviceToHost),
+                cudaSuccess
+            );
             assert!(sent == pattern(8192));
             assert_eq!(cudaFree(address), cudaSuccess);
             assert_eq!(cudaSetDevice(9).0, 101);
@@ -283,11 +296,18 @@ mod scenario {
         let stream = Stream::new(gpu, 1).expect("a stream");
         let mut memory = Memory::new(gpu, DEVICE, 4096).expect("memory");
         let begun = Instant::now();
-        let error = memory.write(0, &pattern(4096), &stream, Duration::from_millis(200)).expect_err("it hangs");
-        assert!(matches!(error, GpuError::TimedOut { .. }) && error.class() == ErrorClass::DeviceFatal, "{error}");
+        let error =
+            memory.write(0, &pattern(4096), &stream, Duration::from_millis(200)).expect_err("it hangs");
+        assert!(
+            matches!(error, GpuError::TimedOut { .. }) && error.class() == ErrorClass::DeviceFatal,
+            "{error}"
+        );
         drop(memory);
         drop(stream);
-        assert!(begun.elapsed() < Duration::from_secs(5), "freeing waits for the device, so nothing is freed");
+        assert!(
+            begun.elapsed() < Duration::from_secs(5),
+            "freeing waits for the device, so nothing is freed"
+        );
     }
 
     #[test]
@@ -306,7 +326,11 @@ mod scenario {
     #[ignore = "runs in a process of its own"]
     fn reports_a_corrupt_device() {
         let report = serde_json::to_value(sky_monarch_core::gpu::report(false)).expect("JSON");
-        assert_eq!((&report["simulated"], &report["devices"][1]["works"]), (&true.into(), &false.into()), "{report}");
+        assert_eq!(
+            (&report["simulated"], &report["devices"][1]["works"]),
+            (&true.into(), &false.into()),
+            "{report}"
+        );
     }
 
     #[test]
@@ -315,7 +339,10 @@ mod scenario {
         let gpu = open();
         assert!(!gpu.capabilities().dmabuf && gpu.capabilities().virtual_memory);
         let error = gpu.export_dmabuf(0..4096).expect_err("no entry");
-        assert!(error.to_string().starts_with("hipMemGetHandleForAddressRange is not supported here"), "{error}");
+        assert!(
+            error.to_string().starts_with("hipMemGetHandleForAddressRange is not supported here"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -47,9 +47,13 @@ pub(crate) struct Settings {
 pub(crate) fn settings() -> &'static Settings {
     static SETTINGS: OnceLock<Settings> = OnceLock::new();
     SETTINGS.get_or_init(|| {
-        let number = |name, default| std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default);
+        let number =
+            |name, default| std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default);
         let allowed = std::env::var_os("SKY_MONARCH_TEST_SIMULATED_GPU").is_some();
-        eprintln!("SIMULATED: a software double of HIP{}", if allowed { "" } else { ", refused outside tests" });
+        eprintln!(
+            "SIMULATED: a software double of HIP{}",
+            if allowed { "" } else { ", refused outside tests" }
+        );
         Settings {
             allowed,
             devices: number("SKY_DOUBLE_DEVICES", 2),
@@ -81,11 +85,12 @@ pub(crate) fn entered(run: impl FnOnce() -> c_int) -> c_int {
     status
 }
 
-/// Declares an entry under HIP's name, and under CUDA's where it is the same.
+/// Declares an entry under HIP's name, and under CUDA's where it is the same. Neither calls the other: a test takes one
+/// of them away.
 macro_rules! entries {
     ($( $hip:ident [$($cuda:ident)?] $arguments:tt $body:block )*) => { $(
         $crate::entries! { @entry $hip $arguments $body }
-        $( $crate::entries! { @alias $cuda $hip $arguments } )?
+        $( $crate::entries! { @entry $cuda $arguments $body } )?
     )* };
     (@entry $hip:ident ($($name:ident: $type:ty),* $(,)?) $body:block) => {
         #[unsafe(no_mangle)]
@@ -95,12 +100,6 @@ macro_rules! entries {
                 #[allow(unused_unsafe, reason = "not every entry needs it")]
                 unsafe { $body }
             })
-        }
-    };
-    (@alias $cuda:ident $hip:ident ($($name:ident: $type:ty),* $(,)?)) => {
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $cuda($($name: $type),*) -> c_int {
-            unsafe { $hip($($name),*) }
         }
     };
 }

@@ -43,7 +43,8 @@ static NEXT: AtomicUsize = AtomicUsize::new(0x1000);
 impl Stream {
     fn start() -> Arc<Self> {
         let (work, todo) = channel::<Work>();
-        let stream = Arc::new(Self { work: Mutex::new(work), progress: Mutex::default(), changed: Condvar::new() });
+        let stream =
+            Arc::new(Self { work: Mutex::new(work), progress: Mutex::default(), changed: Condvar::new() });
         let own = Arc::downgrade(&stream);
         std::thread::spawn(move || {
             for work in todo {
@@ -73,7 +74,13 @@ impl Stream {
 
     fn state(&self, upto: u64) -> c_int {
         let progress = self.progress.lock().unwrap();
-        if progress.failed != SUCCESS { progress.failed } else if progress.done < upto { NOT_READY } else { SUCCESS }
+        if progress.failed != SUCCESS {
+            progress.failed
+        } else if progress.done < upto {
+            NOT_READY
+        } else {
+            SUCCESS
+        }
     }
 
     fn wait(&self, upto: u64) -> c_int {
@@ -109,7 +116,11 @@ fn new_handle() -> Handle {
 /// Wait for all that is under way.
 pub(crate) fn drain() -> c_int {
     let streams: Vec<Arc<Stream>> = STREAMS.lock().unwrap().values().cloned().collect();
-    streams.iter().map(|stream| stream.wait(stream.count())).find(|status| *status != SUCCESS).unwrap_or(SUCCESS)
+    streams
+        .iter()
+        .map(|stream| stream.wait(stream.count()))
+        .find(|status| *status != SUCCESS)
+        .unwrap_or(SUCCESS)
 }
 
 fn copy(to: usize, from: usize, bytes: usize, stream: &Stream) -> c_int {
