@@ -47,6 +47,12 @@ test-net: $(VENV)/.train $(VENV)/.dev ## Cut links between hosts in network name
 test-sky: $(SKY_VENV)/.made ## Let the real SkyPilot read the tasks of our plans.
 	$(SKY_VENV)/bin/python -m pytest tests/unit/test_skypilot_tasks.py tests/unit/test_skypilot_requests.py
 
+.PHONY: test-abi
+test-abi: $(VENV)/.train $(VENV)/.dev ## Hold what we declare of vendors' libraries to the vendors' own words (70 MB, once).
+	bash tests/abi/fetch.sh build/abi $(BIN)/python
+	cargo run --quiet --package sky-monarch-core --example abi > build/abi/declared.json
+	$(BIN)/python -m pytest tests/abi
+
 # However it ends, nothing goes on: a run's head is made to outlive who started it, but not this namespace.
 ALONE := unshare --mount --pid --fork --kill-child=KILL --mount-proc bash -c '"$$@"; exit "$$?"' alone
 

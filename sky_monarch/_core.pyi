@@ -2,7 +2,8 @@
 
 Core errors arrive as the classes of ``sky_monarch.errors``, one class for each kind:
 invalid_input ConfigError, refused PeerRefusedError, timed_out ChannelTimeoutError, closed ChannelClosedError,
-too_large FrameTooLargeError, protocol ProtocolError, io SystemCallError, quorum QuorumError.
+too_large FrameTooLargeError, protocol ProtocolError, io SystemCallError, quorum QuorumError,
+device DeviceError.
 
 All waiting is done with the GIL released, and Ctrl-C ends it within 0.1 s. No object survives a fork: in the
 child its methods raise ChannelClosedError. Addresses are ``unix:<absolute path>``, or ``tls:<host>:<port>`` with
@@ -30,6 +31,7 @@ __all__ = [
     "die_with_parent",
     "end_descendants",
     "error_kinds",
+    "gpu_report",
     "issue_identities",
     "issue_identity",
     "make_authority",
@@ -37,6 +39,7 @@ __all__ = [
     "run_agent",
     "run_lighthouse",
     "settle_forked",
+    "visible_devices",
 ]
 
 PROTOCOL_VERSION: Final[int]
@@ -533,6 +536,18 @@ def end_descendants(limit_s: float) -> tuple[list[int], list[int]]:
         The pids that were killed, and those that are alive all the same.
     """
 
+def gpu_report(*, bench: bool = False) -> str:
+    """Load this platform's libraries and try each device.
+
+    For a process of its own: it may hang where a device does, and nothing may be forked after it.
+
+    Args:
+        bench: Also measure copies to, from and inside each device.
+
+    Returns:
+        JSON, as ``sky_monarch.doctor`` reads it.
+    """
+
 def issue_identities(run_id: str, names: list[str], lifetime_s: float) -> str:
     """Make the authority of one run, and a certificate of it for each name; the authority itself is not kept.
 
@@ -604,3 +619,18 @@ def error_kinds() -> list[str]:
 
 def raise_kind(kind: str, message: str) -> None:
     """Raise the class that stands for ``kind`` (for tests)."""
+
+def visible_devices(
+    uuids: list[str], *, rocr: str | None = None, hip: str | None = None, cuda: str | None = None
+) -> list[int]:
+    """Indices of the devices that masks leave, in the order in which a process counts them.
+
+    Args:
+        uuids: Unique id of each device as hexadecimal digits, in the driver's order.
+        rocr: ``ROCR_VISIBLE_DEVICES``, which filters first; None where it is not set.
+        hip: ``HIP_VISIBLE_DEVICES``, which counts inside what that leaves.
+        cuda: ``CUDA_VISIBLE_DEVICES``, an alias of it.
+
+    Raises:
+        ConfigError: A mask names a device that is not there, names one twice, or two of them differ.
+    """

@@ -22,11 +22,13 @@ pub enum ErrorKind {
     Io,
     /// A quorum could not be formed.
     Quorum,
+    /// An accelerator, its library or its mask cannot be used.
+    Device,
 }
 
 impl ErrorKind {
     /// Every kind, for tests that hold the mapping to Python complete.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::InvalidInput,
         Self::Refused,
         Self::TimedOut,
@@ -35,6 +37,7 @@ impl ErrorKind {
         Self::Protocol,
         Self::Io,
         Self::Quorum,
+        Self::Device,
     ];
 
     /// Stable name, as Python and the logs show it.
@@ -48,6 +51,7 @@ impl ErrorKind {
             Self::Protocol => "protocol",
             Self::Io => "io",
             Self::Quorum => "quorum",
+            Self::Device => "device",
         }
     }
 }

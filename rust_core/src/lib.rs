@@ -5,6 +5,7 @@ pub mod agent;
 pub mod agent_client;
 pub mod channel;
 pub mod error;
+pub mod gpu;
 pub mod lighthouse;
 pub mod lighthouse_client;
 pub mod mesh;

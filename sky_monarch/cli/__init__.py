@@ -11,6 +11,7 @@ from sky_monarch.cli import (
     _output,
     attach,
     debug_bundle,
+    doctor,
     down,
     events,
     init,
@@ -69,6 +70,7 @@ app.command("events")(events.events)
 app.command("scale")(scale.scale)
 app.command("down")(down.down)
 app.command("debug-bundle")(debug_bundle.debug_bundle)
+app.command("doctor")(doctor.doctor)
 app.command("validate")(validate.validate)
 app.command("init")(init.init)
 app.command("agent", hidden=True)(processes.agent)

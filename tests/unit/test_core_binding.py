@@ -26,6 +26,7 @@ CLASS_OF_KIND = {
     "protocol": errors.ProtocolError,
     "io": errors.SystemCallError,
     "quorum": errors.QuorumError,
+    "device": errors.DeviceError,
 }
 
 

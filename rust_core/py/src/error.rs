@@ -16,6 +16,7 @@ const fn class_name(kind: ErrorKind) -> Option<&'static str> {
         ErrorKind::Protocol => Some("ProtocolError"),
         ErrorKind::Io => Some("SystemCallError"),
         ErrorKind::Quorum => Some("QuorumError"),
+        ErrorKind::Device => Some("DeviceError"),
         // The enum may grow: a test holds this table to `ErrorKind::ALL`.
         _ => None,
     }

@@ -8,6 +8,7 @@ mod channel_client;
 mod channel_server;
 mod convert;
 mod error;
+mod gpu;
 mod lighthouse_client;
 mod lighthouse_control;
 mod runtime;
@@ -32,6 +33,8 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(actor_node::die_with_parent, module)?)?;
     module.add_function(wrap_pyfunction!(error::error_kinds, module)?)?;
     module.add_function(wrap_pyfunction!(error::raise_kind, module)?)?;
+    module.add_function(wrap_pyfunction!(gpu::gpu_report, module)?)?;
+    module.add_function(wrap_pyfunction!(gpu::visible_devices, module)?)?;
     module.add_function(wrap_pyfunction!(services::adopt_orphans, module)?)?;
     module.add_function(wrap_pyfunction!(services::end_descendants, module)?)?;
     module.add_function(wrap_pyfunction!(services::settle_forked, module)?)?;

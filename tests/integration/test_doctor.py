@@ -1,0 +1,79 @@
+"""The doctor command, on this host as it is and with a software double of HIP."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from sky_monarch.doctor.probe import probe
+from tests.support.hip_double import with_double
+
+
+def doctor(*words, env=None):
+    return subprocess.run(
+        [sys.executable, "-m", "sky_monarch", "doctor", *words],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=env,
+    )
+
+
+def findings(text):
+    found = json.loads(text)
+    return found, {(one["check"], one["severity"]): one["message"] for one in found["findings"]}
+
+
+def test_a_host_without_accelerators_is_no_error_and_a_pipe_gets_no_control_sequences():
+    done = doctor()
+    if "no accelerators" not in done.stdout:
+        pytest.skip("this host has accelerators")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "\x1b" not in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("0 error(s), ")
+
+
+def test_the_double_is_tried_and_measured_and_is_always_called_simulated():
+    done = doctor("--json", "--bench", env=with_double())
+    found, by_check = findings(done.stdout)
+    assert found["simulated"] is True
+    assert by_check["gpu.simulated", "warning"].startswith("SIMULATED")
+    assert by_check["gpu.smoke", "ok"] == "2 device(s) gave back what they were sent"
+    assert "GiB/s to it" in by_check["gpu.copies", "info"]
+    # There is no RCCL here, and a platform of AMD's that was forced needs one.
+    assert done.returncode == (0 if found["healthy"] else 1)
+    assert doctor(env=with_double()).stdout.splitlines()[-1].startswith("SIMULATED: ")
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("death", "trying the libraries and devices ended by SIGKILL"),
+        ("corrupt", "device 0 (0000:05:00.0) gives back other bytes than it was sent"),
+        ("async:700", "hipStreamQuery returned 700"),
+    ],
+)
+def test_a_device_that_fails_is_named_and_the_doctor_lives(fault, said):
+    done = doctor("--json", env=with_double(SKY_DOUBLE_FAULT=fault))
+    _, by_check = findings(done.stdout)
+    assert done.returncode == 1
+    assert said in by_check["gpu.smoke", "error"]
+
+
+def test_a_device_that_hangs_costs_the_limit_and_no_more():
+    begun = time.monotonic()
+    report = probe(limit_s=3, env=with_double(SKY_DOUBLE_FAULT="hang"))
+    assert report == {"failed": "was not done after 3 s"}
+    assert time.monotonic() - begun < 12
+
+
+def test_devices_that_should_be_there_are_asked_for_in_the_jobs_spelling():
+    done = doctor("--json", "--expect", "mi300x:8")
+    _, by_check = findings(done.stdout)
+    if ("gpu.count", "info") not in by_check:
+        pytest.skip("this host has accelerators")
+    assert done.returncode == 1
+    assert by_check["gpu.count", "error"] == "0 device(s) in KFD where 8 should be"
+    assert doctor("--expect", "MI999X:8").returncode == 2
