@@ -18,6 +18,11 @@ SkyMonarchError
 ├── CheckpointError             exit 1
 ├── DeviceError                 exit 1
 ├── SystemCallError             exit 1   the operating system said no
+├── TransferError               exit 1   memory of another process could not be read or written
+│   ├── OutOfBoundsError        exit 1
+│   ├── AccessForbiddenError    exit 1
+│   ├── StaleHandleError        exit 1
+│   └── DigestError             exit 1
 └── ChannelError                exit 1
     ├── ChannelClosedError      exit 1
     ├── ChannelTimeoutError     exit 1
@@ -31,6 +36,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 __all__ = [
+    "AccessForbiddenError",
     "BudgetSpentError",
     "ChannelClosedError",
     "ChannelError",
@@ -39,9 +45,11 @@ __all__ = [
     "ConfigError",
     "CredentialsError",
     "DeviceError",
+    "DigestError",
     "FrameTooLargeError",
     "LaunchError",
     "NoCapacityError",
+    "OutOfBoundsError",
     "PeerRefusedError",
     "ProtocolError",
     "QuorumError",
@@ -53,8 +61,10 @@ __all__ = [
     "RunNotFoundError",
     "SetupError",
     "SkyMonarchError",
+    "StaleHandleError",
     "SupervisionError",
     "SystemCallError",
+    "TransferError",
 ]
 
 
@@ -155,6 +165,26 @@ class DeviceError(SkyMonarchError):
 
 class SystemCallError(SkyMonarchError):
     """The operating system said no."""
+
+
+class TransferError(SkyMonarchError):
+    """Root of what can go wrong with memory of another process, beside its death and a deadline."""
+
+
+class OutOfBoundsError(TransferError):
+    """A range is not inside the registered memory."""
+
+
+class AccessForbiddenError(TransferError):
+    """The owner of the memory does not allow that."""
+
+
+class StaleHandleError(TransferError):
+    """The owner has withdrawn the memory, or has it no more as of the handle's epoch."""
+
+
+class DigestError(TransferError):
+    """Bytes are not what their digest says."""
 
 
 class ChannelError(SkyMonarchError):

@@ -22,11 +22,19 @@ pub enum ErrorKind {
     Io,
     /// A quorum could not be formed.
     Quorum,
+    /// A range is not inside the registered memory.
+    OutOfBounds,
+    /// The owner of the memory does not allow that.
+    Forbidden,
+    /// The owner of the memory has withdrawn it, or has it no more as of this epoch.
+    Stale,
+    /// Bytes are not what their digest says.
+    Corrupt,
 }
 
 impl ErrorKind {
     /// Every kind, for tests that hold the mapping to Python complete.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 12] = [
         Self::InvalidInput,
         Self::Refused,
         Self::TimedOut,
@@ -35,6 +43,10 @@ impl ErrorKind {
         Self::Protocol,
         Self::Io,
         Self::Quorum,
+        Self::OutOfBounds,
+        Self::Forbidden,
+        Self::Stale,
+        Self::Corrupt,
     ];
 
     /// Stable name, as Python and the logs show it.
@@ -48,6 +60,10 @@ impl ErrorKind {
             Self::Protocol => "protocol",
             Self::Io => "io",
             Self::Quorum => "quorum",
+            Self::OutOfBounds => "out_of_bounds",
+            Self::Forbidden => "forbidden",
+            Self::Stale => "stale",
+            Self::Corrupt => "corrupt",
         }
     }
 }

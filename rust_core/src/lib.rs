@@ -8,6 +8,7 @@ pub mod error;
 pub mod lighthouse;
 pub mod lighthouse_client;
 pub mod protocol;
+pub mod rdma;
 mod seqpacket;
 mod store_helper;
 pub mod torchft;

@@ -27,6 +27,10 @@ CLASS_OF_KIND = {
     "protocol": errors.ProtocolError,
     "io": errors.SystemCallError,
     "quorum": errors.QuorumError,
+    "out_of_bounds": errors.OutOfBoundsError,
+    "forbidden": errors.AccessForbiddenError,
+    "stale": errors.StaleHandleError,
+    "corrupt": errors.DigestError,
 }
 
 

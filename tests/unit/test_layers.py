@@ -23,6 +23,7 @@ ALLOWED = {
     "controller": {"launch", "config", "gpus", "tracebacks", "actors", "_core"},
     "actors": {"_core"},
     "actor": {"actors"},
+    "rdma": {"actors"},
     "agent": {"_core", "keeper", "enrolment", "notice"},
     "enrolment": set(),
     "keeper": set(),

@@ -7,6 +7,7 @@ mod convert;
 mod error;
 mod lighthouse_client;
 mod lighthouse_control;
+mod rdma;
 mod runtime;
 mod services;
 
@@ -19,8 +20,11 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<channel_server::ChannelServer>()?;
     module.add_class::<lighthouse_client::LighthouseClient>()?;
     module.add_class::<lighthouse_control::LighthouseControl>()?;
+    module.add_class::<rdma::RdmaDomain>()?;
+    module.add_class::<rdma::SharedBuffer>()?;
     module.add_function(wrap_pyfunction!(error::error_kinds, module)?)?;
     module.add_function(wrap_pyfunction!(error::raise_kind, module)?)?;
+    module.add_function(wrap_pyfunction!(rdma::buffer_segment, module)?)?;
     module.add_function(wrap_pyfunction!(services::adopt_orphans, module)?)?;
     module.add_function(wrap_pyfunction!(services::end_descendants, module)?)?;
     module.add_function(wrap_pyfunction!(services::settle_forked, module)?)?;
