@@ -106,9 +106,7 @@ class Domain:
         SystemCallError: The operating system said no.
     """
 
-    def __init__(
-        self, secret: str, *, address: str = _LOCAL_ADDRESS, bytes_per_s: int | None = None
-    ) -> None:
+    def __init__(self, secret: str, *, address: str = _LOCAL_ADDRESS, bytes_per_s: int | None = None) -> None:
         from sky_monarch import _core
 
         self._core = _core.RdmaDomain(address, secret, bytes_per_s=bytes_per_s)

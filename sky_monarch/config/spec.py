@@ -160,6 +160,11 @@ class Recovery(Part):
     """Where its imports come from. `fork`: `preload` is imported once a host, and standbys are forked from there.
     `exec`: each imports for itself, which costs the others seconds of processor time after a recovery."""
 
+    healing: Literal["striped", "http"] = "striped"
+    """How a session's group that comes back gets its state. `striped`: straight into its parameters, in pieces from all
+    groups at once, each piece checked. `http`: a copy from one group, as TorchFT does; also where the parameters lie on
+    an accelerator."""
+
     on_notice: Literal["leave", "checkpoint"] = "leave"
     """What groups do whose host is about to be taken away. `leave`: finish the step and go. `checkpoint`: the one of
     them whose turn it is to save does so before it goes, if the grace time allows."""

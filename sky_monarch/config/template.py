@@ -47,6 +47,7 @@ run: python train.py             # what each rank runs; a single command gets no
 #   grace_s: 10                  # time between TERM and KILL
 #   standby: 1                   # warm standby processes a rank: 0 or 1
 #   standby_start: fork          # exec: each standby imports for itself, where a preloaded module bears no fork
+#   healing: striped             # http: the state comes from one group only, as a copy
 #   on_notice: leave             # checkpoint: also save the state before a host that is taken back is gone
 #   standby_until: imports       # session: it also runs the script, up to its Session, ahead of time
 

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from sky_monarch.training.healing.encoding import Replicated
-from sky_monarch.training.healing.striped import StripedTransport
+from sky_monarch.training.healing.striped import Source, StripedTransport
 
-__all__ = ["Replicated", "StripedTransport"]
+__all__ = ["Replicated", "Source", "StripedTransport"]

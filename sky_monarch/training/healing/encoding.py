@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import collections
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,11 +54,16 @@ class Shape:
         Raises:
             CheckpointError: It did not.
         """
-        dtype, size, stride = value if isinstance(value, list) and len(value) == 3 else (None, None, None)
-        numbers = [*size, *stride] if isinstance(size, list) and isinstance(stride, list) else [None]
-        known = isinstance(dtype, str) and isinstance(getattr(torch, dtype, None), torch.dtype)
-        if not known or len(size) != len(stride) or not all(type(it) is int and it >= 0 for it in numbers):
-            raise CheckpointError(f"this is no shape of a tensor: {str(value)[:80]}")
+        malformed = CheckpointError(f"this is no shape of a tensor: {str(value)[:80]}")
+        if not isinstance(value, list) or len(value) != 3:
+            raise malformed
+        dtype, size, stride = value
+        if not isinstance(dtype, str) or not isinstance(getattr(torch, dtype, None), torch.dtype):
+            raise malformed
+        if not isinstance(size, list) or not isinstance(stride, list) or len(size) != len(stride):
+            raise malformed
+        if not all(type(number) is int and number >= 0 for number in [*size, *stride]):
+            raise malformed
         shape = cls(dtype, tuple(size), tuple(stride))
         if not shape.is_dense:
             raise CheckpointError(f"a tensor has gaps: {shape}")
@@ -139,7 +144,7 @@ class _Encoder:
         if len(path) > _MOST_DEPTH:
             raise CheckpointError(f"the state is more than {_MOST_DEPTH} deep at {_shown(path)}")
         if type(value) is list:
-            return [self.node(item, (*path, str(index))) for index, item in enumerate(value)]
+            return self._items(value, path)
         if isinstance(value, torch.Tensor):
             return self._tensor(value, path)
         if isinstance(value, Piece):
@@ -147,17 +152,21 @@ class _Encoder:
             return _tag("piece", [local, list(value.shape), list(value.stride), list(value.dims)])
         return self._other(value, path)
 
+    def _items(self, values: Iterable[Any], path: Path) -> list[Any]:
+        return [self.node(item, (*path, str(index))) for index, item in enumerate(values)]
+
     def _other(self, value: Any, path: Path) -> Any:
-        numbered = lambda items: [self.node(it, (*path, str(at))) for at, it in enumerate(items)]  # noqa: E731
         if type(value) is torch.Size:
             return _tag("size", list(value))
         if type(value) is tuple:
-            return _tag("tuple", numbered(value))
+            return _tag("tuple", self._items(value, path))
         if type(value) in _MAPPINGS:
-            pairs = [[self.node(key, path), self.node(item, (*path, str(key)))] for key, item in value.items()]
+            pairs = [
+                [self.node(key, path), self.node(item, (*path, str(key)))] for key, item in value.items()
+            ]
             return _tag(_MAPPINGS[type(value)], pairs)
         if type(value) in (set, frozenset):
-            return _tag(type(value).__name__, numbered(value))
+            return _tag(type(value).__name__, self._items(value, path))
         if type(value) in (bytes, bytearray):
             return _tag(type(value).__name__, base64.b64encode(value).decode())
         if type(value) is torch.dtype:
@@ -226,7 +235,9 @@ def decode(node: Any, tensors: Sequence[torch.Tensor]) -> Any:
     try:
         return _decode(node, tensors)
     except (KeyError, IndexError, TypeError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"a donor sent a state that is none: {type(error).__name__}: {error}") from error
+        raise CheckpointError(
+            f"a donor sent a state that is none: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _decode(node: Any, tensors: Sequence[torch.Tensor]) -> Any:
@@ -251,7 +262,7 @@ def _piece(of: Any, inner: Callable[[Any], Any]) -> Piece:
 def _dtype(of: Any) -> torch.dtype:
     found = getattr(torch, of)
     if not isinstance(found, torch.dtype):
-        raise ValueError(f"{of!r} is no dtype")  # noqa: TRY004  # it is a peer's word, not our caller's
+        raise ValueError(f"{of!r} is no dtype")  # it is a peer's word, not our caller's
     return found
 
 

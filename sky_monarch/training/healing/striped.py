@@ -13,7 +13,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
@@ -56,7 +56,7 @@ class Source:
         step: Steps committed.
     """
 
-    parts: dict[str, Callable[[], Any]]
+    parts: Mapping[str, Callable[[], Any]]
     replicated: Replicated
     step: Callable[[], int]
 
@@ -66,7 +66,9 @@ class Source:
         for key, save in self.parts.items():
             if key in self.replicated.keys:
                 leaves += encode(save(), (key,))[1]
-        return [leaf for leaf in leaves if self.replicated.covers(leaf.path) and Shape.of(leaf.tensor).is_dense]
+        return [
+            leaf for leaf in leaves if self.replicated.covers(leaf.path) and Shape.of(leaf.tensor).is_dense
+        ]
 
 
 class StripedTransport(CheckpointTransport[Any]):  # type: ignore[misc]  # torchft has no type information
@@ -126,7 +128,11 @@ class StripedTransport(CheckpointTransport[Any]):  # type: ignore[misc]  # torch
         source = self._source
         if source is None:
             return None
-        common = source.common()
+        try:
+            common = source.common()
+        except CheckpointError as error:
+            logger.warning("this process cannot be a donor: %s", error)
+            common = []
         with self._lock:
             self._quorum, self._common = quorum_id, common
             self._layout = layout_of(common)
@@ -226,7 +232,10 @@ class StripedTransport(CheckpointTransport[Any]):  # type: ignore[misc]  # torch
                 hint="`recovery.healing` must be the same for all groups",
             )
         deadline_s = began_s + timeout.total_seconds()
-        left_s = lambda: max(0.01, deadline_s - time.monotonic())  # noqa: E731
+
+        def left_s() -> float:
+            return max(0.01, deadline_s - time.monotonic())
+
         address = metadata.removeprefix(_SCHEME)
         manifest = self._read_manifest(address, left_s)
         if manifest.step != step:
@@ -271,15 +280,19 @@ class StripedTransport(CheckpointTransport[Any]):  # type: ignore[misc]  # torch
             CheckpointError: The parameters of the donor are not those of this model.
         """
         mine, theirs = {leaf.path: leaf.tensor for leaf in self._common}, set(manifest.paths)
-        for path, tensor in mine.items():
-            if path[0] == MODEL and path not in theirs:
-                raise CheckpointError(f"the donor has no parameter {'.'.join(path[1:])} ({tuple(tensor.shape)})")
+        for name, tensor in mine.items():
+            if name[0] == MODEL and name not in theirs:
+                raise CheckpointError(
+                    f"the donor has no parameter {'.'.join(name[1:])} ({tuple(tensor.shape)})"
+                )
         places = []
         for shape, path in zip(manifest.shapes, manifest.paths, strict=True):
             found = None if path is None else mine.get(path)
             if found is not None and Shape.of(found) != shape:
                 if path is not None and path[0] == MODEL:
-                    raise CheckpointError(f"{'.'.join(path[1:])} is {Shape.of(found)} here, {shape} at the donor")
+                    raise CheckpointError(
+                        f"{'.'.join(path[1:])} is {Shape.of(found)} here, {shape} at the donor"
+                    )
                 found = None
             places.append(shape.empty() if found is None else found)
         return places
