@@ -49,10 +49,10 @@ impl Cma {
             Way::FromThem => Op::GrantRead,
             Way::ToThem => Op::GrantWrite,
         };
-        let (mut mine, mut at, mut digest) = (mine.to_vec(), ask.offset, 0);
-        let end = ask.offset + ask.length;
-        while at < end {
-            let rest = Ask { offset: at, length: end - at, ..*ask };
+        let (mut mine, mut done, mut digest) = (mine.to_vec(), 0, 0);
+        // Once even for nothing: the handle may be stale.
+        loop {
+            let rest = Ask { offset: ask.offset + done, length: ask.length - done, ..*ask };
             let grant = self.connection.grant(&rest, op)?;
             let mut theirs = grant.parts;
             loop {
@@ -74,9 +74,11 @@ impl Cma {
                 }
             }
             self.connection.release(&rest)?;
-            at += grant.length;
+            done += grant.length;
+            if done == ask.length {
+                return Ok(digest);
+            }
         }
-        Ok(digest)
     }
 }
 

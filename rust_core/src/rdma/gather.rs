@@ -133,6 +133,13 @@ fn run(
     if owners.is_empty() {
         return Err(Error::new(ErrorKind::InvalidInput, MOVE, "there is no owner"));
     }
+    if offset.checked_add(total).is_none() {
+        return Err(Error::new(
+            ErrorKind::OutOfBounds,
+            MOVE,
+            format!("bytes {offset} to {offset} + {total}"),
+        ));
+    }
     let streams = options.streams.unwrap_or(THREADS / owners.len()).clamp(1, 64);
     let size = (total / (owners.len() * streams) as u64 / PIECES_A_THREAD).clamp(PIECE.0, PIECE.1);
     let mut pending: Vec<Piece> = (0..total.div_ceil(size))
