@@ -91,7 +91,14 @@ class TrainingState:
         for key, (load, save) in self._parts.items():
             load_carried, parts[key] = sharding.carried(key, load, save)
             manager.register_state_dict_fn(key, load_carried, parts[key])
-        manager.give(Source(parts=parts, replicated=replicated, step=manager.current_step))
+        manager.give(
+            Source(
+                parts=parts,
+                replicated=replicated,
+                step=manager.current_step,
+                failed=lambda: manager.errored() is not None,
+            )
+        )
 
     def restore(self, manager: SessionManager) -> bool:
         """Go on from the newest checkpoint; False where there is none.

@@ -66,7 +66,7 @@ def _heal(address: str, state: dict[str, dict[str, object]]) -> None:
             key: functools.partial(dict, part) for key, part in state.items()
         }
         replicated = Replicated(parts=frozenset(parts))
-        transport.serve(Source(parts=parts, replicated=replicated, step=lambda: 0))
+        transport.serve(Source(parts=parts, replicated=replicated, step=lambda: 0, failed=lambda: False))
         transport.meet(0)
         transport.send_checkpoint([0], 0, {"user": state}, _LIMIT)
         transport.recv_checkpoint(0, transport.metadata(), 0, _LIMIT)

@@ -174,9 +174,10 @@ def test_a_group_whose_parameters_are_half_a_donors_does_not_train_on_with_them(
     job: Callable[..., HealingJob],
 ) -> None:
     run = job(2)
-    first, newcomer, _ = slow_heal(run, bytes_per_s=8 * MIB)
+    first, newcomer, options = slow_heal(run, bytes_per_s=8 * MIB)
     time.sleep(0.4)
     first[1].kill()
+    run.begin(1, 2, **options)  # it has nothing to give
     code = newcomer.wait(LIMIT_S)
     assert code not in (0, None), "it ends, to be replaced"
     assert run.events(0, "heal_failed", 2)[0]["torn"]

@@ -4,7 +4,8 @@ When the members of a quorum meet, each registers the tensors that all of them h
 quorum's own prefix of the rendezvous store. The one that TorchFT assigned to a joiner adds the rest of its state, as
 JSON and tensors. The joiner reads pieces from all who are at the step, straight into its own parameters, and checks
 each against the digest that the assigned one gives. Before its optimizer step every member withdraws what it
-registered; what is then still being read does not count.
+registered; what is then still being read does not count. A step that failed has changed nothing: who was reading goes
+on, which is how a newcomer outlives the death of one of its donors.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any, Protocol
 import torch
 from torchft.checkpointing.transport import CheckpointTransport
 
-from sky_monarch.actors.rdma import Domain, Transfer, memory_of
+from sky_monarch.actors.rdma import Domain, Memory, Transfer, memory_of
 from sky_monarch.errors import CheckpointError, SkyMonarchError
 from sky_monarch.training.healing.encoding import Leaf, Replicated, Shape, decode, encode
 from sky_monarch.training.healing.offer import Donor, Manifest, layout_of, memory_of_leaves
@@ -54,11 +55,13 @@ class Source:
         parts: Functions that return a part each; called in another thread while a step computes.
         replicated: What of them all groups have alike.
         step: Steps committed.
+        failed: Whether the step under way has failed: it will be voted against, and nothing changes.
     """
 
     parts: Mapping[str, Callable[[], Any]]
     replicated: Replicated
     step: Callable[[], int]
+    failed: Callable[[], bool]
 
     def common(self) -> list[Leaf]:
         """The tensors that all groups have alike, in the same order on all of them."""
@@ -98,11 +101,12 @@ class StripedTransport(CheckpointTransport[Any]):  # type: ignore[misc]  # torch
         self._domain = Domain(token, address=address, bytes_per_s=bytes_per_s)
         self._source: Source | None = None
         self._lock = threading.Lock()
-        self._open: list[str] = []
+        self._offers: list[str] = []
         self._quorum = -1
         self._common: list[Leaf] = []
         self._layout = ""
         self._common_handle: str | None = None
+        self._registered: tuple[int, list[tuple[int, int]]] = (-1, [])
         self._heal: Heal | None = None
         self.torn = False
 
@@ -124,7 +128,6 @@ class StripedTransport(CheckpointTransport[Any]):  # type: ignore[misc]  # torch
         Returns:
             What the others are to know; None where this process has nothing to give.
         """
-        self.disallow_checkpoint()
         source = self._source
         if source is None:
             return None
@@ -133,22 +136,25 @@ class StripedTransport(CheckpointTransport[Any]):  # type: ignore[misc]  # torch
         except CheckpointError as error:
             logger.warning("this process cannot be a donor: %s", error)
             common = []
+        self._withdraw_offers()
+        memory, step = memory_of_leaves(leaf.tensor for leaf in common), source.step()
+        registered = (step, memory.segments)
         with self._lock:
-            self._quorum, self._common = quorum_id, common
-            self._layout = layout_of(common)
-            self._common_handle = None
-        if self.torn or not common:
-            return None
-        step = source.step()
-        handle = self._register(memory_of_leaves(leaf.tensor for leaf in common), step)
-        with self._lock:
-            self._common_handle = handle
+            self._quorum, self._common, self._layout = quorum_id, common, layout_of(common)
+            handle = self._common_handle if self._registered == registered and not self.torn else None
+        if handle is None:
+            self._withdraw()
+            if self.torn or not common:
+                return None
+            handle = self._domain.register(memory, epoch=step)
+            with self._lock:
+                self._common_handle, self._registered = handle, registered
         return Donor(replica=self._replica, step=step, layout=self._layout, handle=handle).to_text()
 
-    def _register(self, memory: Any, epoch: int) -> str:
+    def _offer(self, memory: Memory, epoch: int) -> str:
         handle = self._domain.register(memory, epoch=epoch)
         with self._lock:
-            self._open.append(handle)
+            self._offers.append(handle)
         return handle
 
     def metadata(self) -> str:
@@ -196,23 +202,35 @@ class StripedTransport(CheckpointTransport[Any]):  # type: ignore[misc]  # torch
             shapes=shapes,
             paths=paths,
             common=self._common_handle,
-            own=self._register(memory_of_leaves(own), step) if own else None,
+            own=self._offer(memory_of_leaves(own), step) if own else None,
         )
         data = manifest.to_bytes()
-        handle = self._register(memory_of(data), step)
+        handle = self._offer(memory_of(data), step)
         self._domain.announce(_STATE, self._quorum, json.dumps({"handle": handle, "nbytes": len(data)}))
 
     def disallow_checkpoint(self) -> None:
         """Withdraw everything, before the optimizer changes it; waits a moment for pieces under way."""
+        if self._source is None or not self._source.failed():
+            self._withdraw()
+
+    def _withdraw(self) -> None:
+        self._withdraw_offers()
         with self._lock:
-            handles, self._open = self._open, []
-            quorum, self._common_handle = self._quorum, None
-        if not handles:
-            return
-        self._domain.retract(quorum)
+            handle, self._common_handle = self._common_handle, None
+        if handle is not None:
+            self._deregister(handle)
+
+    def _withdraw_offers(self) -> None:
+        with self._lock:
+            handles, self._offers = self._offers, []
+        if handles:
+            self._domain.retract(self._quorum)
         for handle in handles:
-            if self._domain.deregister(handle, timeout_s=_WITHDRAW_S):
-                logger.warning("a joiner took too long over a piece: it has to read it elsewhere")
+            self._deregister(handle)
+
+    def _deregister(self, handle: str) -> None:
+        if self._domain.deregister(handle, timeout_s=_WITHDRAW_S):
+            logger.warning("a joiner took too long over a piece: it has to read it elsewhere")
 
     # As a joiner.
 
@@ -265,7 +283,7 @@ class StripedTransport(CheckpointTransport[Any]):  # type: ignore[misc]  # torch
         try:
             offer = json.loads(word)
             handle, nbytes = str(offer["handle"]), int(offer["nbytes"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise CheckpointError(f"the donor's word is malformed: {error!r}") from error
         if not 0 < nbytes <= _MOST_MANIFEST_BYTES:
             raise CheckpointError(f"the donor's description of its state has {nbytes} bytes")
@@ -342,7 +360,7 @@ class StripedTransport(CheckpointTransport[Any]):  # type: ignore[misc]  # torch
     def shutdown(self, wait: bool = True) -> None:  # noqa: ARG002
         """Withdraw everything and hang up."""
         try:
-            self.disallow_checkpoint()
+            self._withdraw()
         except SkyMonarchError as error:
             logger.info("leaving: %s", error)
         self._domain.close()
