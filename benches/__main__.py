@@ -22,8 +22,9 @@ BENCHES = (
     "policy",
     "provision",
     "recovery",
+    "transfer",
 )
-_WITH_OPTIONS = {"chaos", "launch", "overhead", "recovery"}
+_WITH_OPTIONS = {"chaos", "launch", "overhead", "recovery", "transfer"}
 _INTERRUPTED = 130
 
 
