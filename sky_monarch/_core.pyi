@@ -10,6 +10,7 @@ child its methods raise ChannelClosedError. Addresses are ``unix:<absolute path>
 a certificate of the run, an identity: ``{"name", "ca_pem", "cert_pem", "key_pem"}``.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, final
 
@@ -428,7 +429,8 @@ class SharedBuffer:
     def nbytes(self) -> int:
         """Its length."""
 
-    def __buffer__(self, flags: int, /) -> memoryview: ...
+    if sys.version_info >= (3, 12):
+        def __buffer__(self, flags: int, /) -> memoryview: ...
 
 @final
 class RdmaDomain:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.support.mutant import Mutant, left_out, replaced
+from tests.support.mutants_healed import HEALED
 from tests.support.mutants_hosts import HOSTS
 from tests.support.mutants_kept import KEPT
 from tests.support.mutants_provided import PROVIDED
@@ -494,6 +495,7 @@ MUTANTS: list[Mutant] = [
     *DEALT,
     *ROUNDS,
     *SHARDED,
+    *HEALED,
     *TOLD,
     *WATCHED,
     *HOSTS,

@@ -1,6 +1,7 @@
 //! What this process has registered, who may use it, and who is using it.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -98,8 +99,8 @@ impl Registry {
         }
         loop {
             let token: u64 = rand::rng().random();
-            if !by_token.contains_key(&token) {
-                by_token.insert(token, registration);
+            if let Entry::Vacant(free) = by_token.entry(token) {
+                free.insert(registration);
                 return Ok(token);
             }
         }
