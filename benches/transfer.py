@@ -3,7 +3,7 @@
     python -m benches transfer --mib 1024 --rounds 5
 
 Donors are processes of their own. "fresh": into memory that was never touched, as in a new process; "warm": into
-parameters that are there. All peers are measured in turn, in each round, of the same state. ``--mib 4096`` needs 12 GiB.
+parameters that are there. All peers take turns, with the same state. ``--mib 4096`` needs 12 GiB.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from sky_monarch.errors import ConfigError
 from sky_monarch.standby import is_held, wait_for_promotion
 from sky_monarch.training.environment import LOCAL_ADDRESS, RankEnvironment
 from sky_monarch.training.healing import StripedTransport
+from sky_monarch.training.interfaces import check_interfaces
 from sky_monarch.training.manager import SessionManager, quiet_torchft
 from sky_monarch.training.process_group import ResilientGloo
 from sky_monarch.training.resilient import Resilient
@@ -26,7 +27,12 @@ __all__ = ["inner_mesh", "join_group", "make_manager", "make_process_group"]
 
 
 def make_process_group(env: RankEnvironment, timeouts: Timeouts, device: torch.device) -> Resilient:
-    """The group that spans the replica groups, for gradients on ``device``: RCCL on accelerators, else gloo."""
+    """The group that spans the replica groups, for gradients on ``device``: RCCL on accelerators, else gloo.
+
+    Raises:
+        ConfigError: The environment names a network interface that is not there.
+    """
+    check_interfaces()
     timeout = timedelta(seconds=timeouts.collective_s)
     connect_timeout = timedelta(seconds=timeouts.rendezvous_s)
     if device.type == "cuda":  # what torch calls AMD's devices too
