@@ -398,6 +398,7 @@ class Session:
         Raises:
             ConfigError: The lighthouse or the group's store cannot be reached.
             PeerRefusedError: The agent has a newer generation of this group.
+            CheckpointError: The state holds something that cannot be handed to a group that heals.
         """
         if self._manager is not None:
             raise ConfigError("a session is entered once")

@@ -15,7 +15,8 @@ from tests.integration.test_session import LIMIT_S, Job
 from tests.support.waiting import eventually
 from tests.support.zygote import Child, Zygote
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
+# test_session.py, which is not slow, heals in the same way.
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(400)]
 
 RANKS = "tests.support.healing_ranks"
 MIB = 1 << 20
@@ -91,7 +92,6 @@ def test_a_group_heals_from_all_others_and_ends_bit_equal(job: Callable[..., Hea
     assert run.events(0, "commit", 2)[0]["seen"] > 5
 
 
-@pytest.mark.slow
 def test_groups_that_are_killed_again_and_again_end_bit_equal(job: Callable[..., HealingJob]) -> None:
     run, kills = job(4), 12
     options = {"steps": 10_000, "sleep_s": 0.02, "width": 512}
@@ -132,7 +132,6 @@ def slow_heal(run: HealingJob, **more: Any) -> tuple[list[Child], Child, dict[st
     return first, newcomer, options
 
 
-@pytest.mark.slow
 def test_a_donor_that_dies_in_the_middle_costs_the_newcomer_no_second_heal(
     job: Callable[..., HealingJob],
 ) -> None:
@@ -151,7 +150,6 @@ def test_a_donor_that_dies_in_the_middle_costs_the_newcomer_no_second_heal(
     run.assert_equal([(0, 1), (1, 1), (2, 1), (3, 1), (0, 2)])
 
 
-@pytest.mark.slow
 def test_a_newcomer_that_dies_in_the_middle_of_its_heal_holds_nobody_up(
     job: Callable[..., HealingJob],
 ) -> None:
@@ -169,7 +167,6 @@ def test_a_newcomer_that_dies_in_the_middle_of_its_heal_holds_nobody_up(
     run.assert_equal([(0, 1), (1, 1), (2, 1), (0, 3)])
 
 
-@pytest.mark.slow
 def test_a_group_whose_parameters_are_half_a_donors_does_not_train_on_with_them(
     job: Callable[..., HealingJob],
 ) -> None:

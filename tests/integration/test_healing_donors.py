@@ -9,6 +9,7 @@ import pickle
 import subprocess
 import sys
 import textwrap
+import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -131,6 +132,27 @@ def test_what_is_withdrawn_before_a_commit_is_not_read_any_more(place: Callable[
     with pytest.raises(errors.StaleHandleError):
         joiner.heal_from(source.transport.metadata())
     assert not joiner.transport.torn, "nothing was written"
+
+
+def test_a_joiner_does_not_wait_for_a_donor_that_cannot_give_its_state(place: Callable[..., Place]) -> None:
+    source, joiner = place(0, 2.0), place(1, 0.0)
+    source.transport.meet(9)
+    source.extra = {"at": object()}
+    joiner.transport.meet(9)
+    outcome: list[BaseException] = []
+
+    def offer() -> None:
+        try:
+            source.transport.send_checkpoint([1], 4, {"user": {"extra": source.extra}}, LIMIT)
+        except errors.CheckpointError as error:
+            outcome.append(error)
+
+    waiting = threading.Timer(0.2, offer)
+    waiting.start()
+    with pytest.raises(errors.StaleHandleError):
+        joiner.transport.recv_checkpoint(0, source.transport.metadata(), 4, LIMIT)
+    waiting.join()
+    assert "builtins.object at user.extra.at" in str(outcome[0])
 
 
 @pytest.mark.parametrize("lie", ["wrong", "digest", "longer", "garbage", "stranger"])

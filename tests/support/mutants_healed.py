@@ -40,8 +40,8 @@ HEALED: list[Mutant] = [
     # Without the rest, the newcomer has the parameters of the donors and moments of its own.
     replaced(
         "training/session.py",
-        'optimizer.load_state_dict, optimizer.state_dict)\n        for key',
-        'lambda state: None, optimizer.state_dict)\n        for key',
+        "optimizer.load_state_dict, optimizer.state_dict)\n        for key",
+        "lambda state: None, optimizer.state_dict)\n        for key",
         f"{_HEALING}test_groups_that_are_killed_again_and_again_end_bit_equal",
         "AssertionError",
     ),

@@ -173,6 +173,14 @@ class StripedTransport(CheckpointTransport[Any]):  # type: ignore[misc]  # torch
         Raises:
             CheckpointError: It holds something that cannot be handed over.
         """
+        try:
+            self._announce(step, state_dict)
+        except SkyMonarchError:
+            # The joiner waits for this word, and all others for the joiner.
+            self._domain.retract(self._quorum)
+            raise
+
+    def _announce(self, step: int, state_dict: Any) -> None:
         if self.torn:
             raise CheckpointError("this process's parameters are of no step: it cannot be a donor")
         tree, leaves = encode(state_dict)
