@@ -23,8 +23,9 @@ BENCHES = (
     "policy",
     "provision",
     "recovery",
+    "transfer",
 )
-_WITH_OPTIONS = {"actors", "chaos", "launch", "overhead", "recovery"}
+_WITH_OPTIONS = {"actors", "chaos", "launch", "overhead", "recovery", "transfer"}
 _INTERRUPTED = 130
 
 

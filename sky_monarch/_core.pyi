@@ -2,14 +2,15 @@
 
 Core errors arrive as the classes of ``sky_monarch.errors``, one class for each kind:
 invalid_input ConfigError, refused PeerRefusedError, timed_out ChannelTimeoutError, closed ChannelClosedError,
-too_large FrameTooLargeError, protocol ProtocolError, io SystemCallError, quorum QuorumError,
-device DeviceError.
+too_large FrameTooLargeError, protocol ProtocolError, io SystemCallError, quorum QuorumError, device DeviceError,
+out_of_bounds OutOfBoundsError, forbidden AccessForbiddenError, stale StaleHandleError, corrupt DigestError.
 
 All waiting is done with the GIL released, and Ctrl-C ends it within 0.1 s. No object survives a fork: in the
 child its methods raise ChannelClosedError. Addresses are ``unix:<absolute path>``, or ``tls:<host>:<port>`` with
 a certificate of the run, an identity: ``{"name", "ca_pem", "cert_pem", "key_pem"}``.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, final
 
@@ -27,7 +28,10 @@ __all__ = [
     "ChannelServer",
     "LighthouseClient",
     "LighthouseControl",
+    "RdmaDomain",
+    "SharedBuffer",
     "adopt_orphans",
+    "buffer_segment",
     "die_with_parent",
     "end_descendants",
     "error_kinds",
@@ -633,4 +637,157 @@ def visible_devices(
 
     Raises:
         ConfigError: A mask names a device that is not there, names one twice, or two of them differ.
+    """
+
+@final
+class SharedBuffer:
+    """Zeroed memory that processes of this host can map; a writable buffer."""
+
+    def __new__(cls, nbytes: int) -> SharedBuffer:
+        """Allocate ``nbytes``, 1 at least.
+
+        Raises:
+            ConfigError: ``nbytes`` is 0.
+            SystemCallError: The operating system has no room.
+        """
+
+    @property
+    def nbytes(self) -> int:
+        """Its length."""
+
+    if sys.version_info >= (3, 12):
+        def __buffer__(self, flags: int, /) -> memoryview: ...
+
+@final
+class RdmaDomain:
+    """Registers memory, and reads and writes that of others.
+
+    Memory is passed as ``segments``, pairs of address and length, and ``owner``, an object that keeps them valid: it is
+    held until nothing uses them any more.
+    """
+
+    def __new__(
+        cls, address: str, secret: str, *, max_connections: int = 256, bytes_per_s: int | None = None
+    ) -> RdmaDomain:
+        """Listen at a free port.
+
+        Args:
+            address: Numeric, of one interface.
+            secret: Of the run; it is never sent. Who cannot prove that it has it is refused.
+            max_connections: More are hung up on.
+            bytes_per_s: What may leave in all. With a limit peers may not read by themselves.
+
+        Raises:
+            ConfigError: The address or the secret cannot be used.
+            SystemCallError: The operating system said no.
+        """
+
+    @property
+    def address(self) -> str:
+        """Where peers ask: ``<address>:<port>``."""
+
+    def register(
+        self, segments: Sequence[tuple[int, int]], owner: object, *, epoch: int = 0, writable: bool = False
+    ) -> str:
+        """Let peers reach memory; returns its handle as text. Of a ``SharedBuffer`` as ``owner`` all of it.
+
+        Raises:
+            ConfigError: A segment is nowhere.
+            FrameTooLargeError: Too much is registered already.
+        """
+
+    def deregister(self, handle: str, timeout_s: float) -> bool:
+        """Let nobody reach it any more, and wait for who is just doing so.
+
+        Returns:
+            Whether readers had to be revoked: what they have read does not count.
+
+        Raises:
+            ChannelTimeoutError: Something may still be written to it; its owner is held until that has ended.
+        """
+
+    def announce(self, name: str, serial: int, text: str) -> None:
+        """Let peers find ``text``.
+
+        Raises:
+            StaleHandleError: ``serial`` was retracted.
+            FrameTooLargeError: The text, the name or what is announced exceeds its bound.
+        """
+
+    def retract(self, serial: int) -> None:
+        """Take back what was announced up to ``serial``, for good."""
+
+    def lookup(self, address: str, name: str, serial: int, timeout_s: float) -> str:
+        """What the domain at ``address`` has announced, or announces in time.
+
+        Raises:
+            StaleHandleError: It has gone on.
+            ChannelTimeoutError: It has announced nothing.
+            ChannelClosedError: It is gone.
+            PeerRefusedError: It does not belong to this run.
+        """
+
+    def read_into(
+        self,
+        handles: Sequence[str],
+        segments: Sequence[tuple[int, int]],
+        owner: object,
+        *,
+        timeout_s: float,
+        offset: int = 0,
+        digest: bool = True,
+        streams: int | None = None,
+        path: str | None = None,
+    ) -> dict[str, Any]:
+        """Fill memory from owners that hold the same bytes; the first decides what they are.
+
+        Args:
+            handles: Of the owners. A piece that one does not give, or gives wrong, is read from another.
+            segments: To be filled.
+            owner: Of them.
+            timeout_s: For all of it.
+            offset: Where the bytes begin in the owners' memory.
+            digest: Whether each piece is checked.
+            streams: Threads for each owner.
+            path: ``cma``, ``shm`` or ``tcp``; None for the best.
+
+        Returns:
+            ``{"bytes", "again", "owners": [{"bytes", "path", "lost"}]}``; ``again``: pieces read more than once.
+
+        Raises:
+            OutOfBoundsError: The range is not inside.
+            StaleHandleError: It was withdrawn.
+            DigestError: Bytes arrived wrong.
+            ChannelClosedError: The owner is gone.
+            ChannelTimeoutError: ``timeout_s`` is over, or the owner hangs.
+            PeerRefusedError: It does not belong to this run.
+            SystemCallError: ``path`` does not lead there.
+        """
+
+    def write_from(
+        self,
+        handle: str,
+        segments: Sequence[tuple[int, int]],
+        owner: object,
+        *,
+        timeout_s: float,
+        offset: int = 0,
+        digest: bool = True,
+        streams: int | None = None,
+        path: str | None = None,
+    ) -> dict[str, Any]:
+        """Write memory to an owner. After an error the range is undefined.
+
+        Raises:
+            AccessForbiddenError: It is not to be written to.
+        """
+
+    def close(self) -> None:
+        """Withdraw everything and hang up. Does nothing the second time."""
+
+def buffer_segment(object: object, writable: bool) -> tuple[int, int]:  # noqa: A002
+    """Address and length of a contiguous buffer, valid for as long as a view of it is held.
+
+    Raises:
+        BufferError: It is not contiguous, or not writable.
     """

@@ -20,6 +20,11 @@ SkyMonarchError
 ├── CheckpointError             exit 1
 ├── DeviceError                 exit 1
 ├── SystemCallError             exit 1   the operating system said no
+├── TransferError               exit 1   memory of another process could not be read or written
+│   ├── OutOfBoundsError        exit 1
+│   ├── AccessForbiddenError    exit 1
+│   ├── StaleHandleError        exit 1
+│   └── DigestError             exit 1
 └── ChannelError                exit 1
     ├── ChannelClosedError      exit 1
     ├── ChannelTimeoutError     exit 1
@@ -33,6 +38,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 __all__ = [
+    "AccessForbiddenError",
     "ActorError",
     "BudgetSpentError",
     "ChannelClosedError",
@@ -43,9 +49,11 @@ __all__ = [
     "CredentialsError",
     "DeadlockError",
     "DeviceError",
+    "DigestError",
     "FrameTooLargeError",
     "LaunchError",
     "NoCapacityError",
+    "OutOfBoundsError",
     "PeerRefusedError",
     "ProtocolError",
     "QuorumError",
@@ -57,8 +65,10 @@ __all__ = [
     "RunNotFoundError",
     "SetupError",
     "SkyMonarchError",
+    "StaleHandleError",
     "SupervisionError",
     "SystemCallError",
+    "TransferError",
 ]
 
 
@@ -167,6 +177,26 @@ class DeviceError(SkyMonarchError):
 
 class SystemCallError(SkyMonarchError):
     """The operating system said no."""
+
+
+class TransferError(SkyMonarchError):
+    """Root of what can go wrong with memory of another process, beside its death and a deadline."""
+
+
+class OutOfBoundsError(TransferError):
+    """A range is not inside the registered memory."""
+
+
+class AccessForbiddenError(TransferError):
+    """The owner of the memory does not allow that."""
+
+
+class StaleHandleError(TransferError):
+    """The owner has withdrawn the memory, or has it no more as of the handle's epoch."""
+
+
+class DigestError(TransferError):
+    """Bytes are not what their digest says."""
 
 
 class ChannelError(SkyMonarchError):

@@ -24,11 +24,19 @@ pub enum ErrorKind {
     Quorum,
     /// An accelerator, its library or its mask cannot be used.
     Device,
+    /// A range is not inside the registered memory.
+    OutOfBounds,
+    /// The owner of the memory does not allow that.
+    Forbidden,
+    /// The owner of the memory has withdrawn it, or has it no more as of this epoch.
+    Stale,
+    /// Bytes are not what their digest says.
+    Corrupt,
 }
 
 impl ErrorKind {
     /// Every kind, for tests that hold the mapping to Python complete.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 13] = [
         Self::InvalidInput,
         Self::Refused,
         Self::TimedOut,
@@ -38,6 +46,10 @@ impl ErrorKind {
         Self::Io,
         Self::Quorum,
         Self::Device,
+        Self::OutOfBounds,
+        Self::Forbidden,
+        Self::Stale,
+        Self::Corrupt,
     ];
 
     /// Stable name, as Python and the logs show it.
@@ -52,6 +64,10 @@ impl ErrorKind {
             Self::Io => "io",
             Self::Quorum => "quorum",
             Self::Device => "device",
+            Self::OutOfBounds => "out_of_bounds",
+            Self::Forbidden => "forbidden",
+            Self::Stale => "stale",
+            Self::Corrupt => "corrupt",
         }
     }
 }

@@ -10,6 +10,7 @@ pub mod lighthouse;
 pub mod lighthouse_client;
 pub mod mesh;
 pub mod protocol;
+pub mod rdma;
 mod seqpacket;
 mod store_helper;
 pub mod torchft;

@@ -12,12 +12,15 @@ from sky_monarch.actors.channel_client import ChannelClient
 from sky_monarch.actors.channel_server import ChannelServer
 from sky_monarch.actors.lighthouse_client import LighthouseClient
 from sky_monarch.actors.lighthouse_control import LighthouseControl
+from sky_monarch.actors.rdma import Domain, RDMABuffer
 
 __all__ = [
     "AgentClient",
     "Authority",
     "ChannelClient",
     "ChannelServer",
+    "Domain",
     "LighthouseClient",
     "LighthouseControl",
+    "RDMABuffer",
 ]

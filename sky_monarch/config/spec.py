@@ -164,6 +164,10 @@ class Recovery(Part):
     spare: Spares = 0
     """Hosts kept ready, beyond this machine, with nothing to run: the groups of a lost host go on there at once, and
     the next spare is provisioned behind them. Each costs as much as any other host."""
+    healing: Literal["striped", "http"] = "striped"
+    """How a session's group that comes back gets its state. `striped`: straight into its parameters, in pieces from all
+    groups at once, each piece checked. `http`: a copy from one group, as TorchFT does; also where the parameters lie on
+    an accelerator."""
 
     on_notice: Literal["leave", "checkpoint"] = "leave"
     """What groups do whose host is about to be taken away. `leave`: finish the step and go; where the job has a

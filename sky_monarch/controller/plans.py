@@ -261,6 +261,8 @@ class Plans:
             variables[_QUORUM_RETRIES] = str(retries)
         if self._job.sync != EVERY_STEP:
             variables["SKY_MONARCH_SYNC"] = self._job.sync
+        if self._job.recovery.healing != "striped":
+            variables["SKY_MONARCH_HEALING"] = self._job.recovery.healing
         if self._job.checkpoint is not None:
             variables["SKY_MONARCH_CHECKPOINT"] = json.dumps(self._checkpoint())
         return variables

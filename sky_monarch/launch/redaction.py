@@ -147,6 +147,7 @@ _TELLING = frozenset(
         "event",
         "fault",
         "head",
+        "healing",
         "host",
         "hosts",
         "image",

@@ -50,7 +50,7 @@ class Agreement:
         again, lowest = self._lowest([int(word), step])
         if lowest < step:
             logger.warning("another rank of this group did not get the state of step %d", step)
-            manager.load_state_dict({**manager.state_dict(), "step": lowest})
+            manager.take_back_heal(lowest)
         return bool(again)
 
     def _lowest(self, words: list[int]) -> list[int]:

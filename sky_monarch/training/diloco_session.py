@@ -17,6 +17,7 @@ import torch
 
 from sky_monarch.errors import ConfigError, QuorumError
 from sky_monarch.training.diloco import InnerRates, Outer, Shares
+from sky_monarch.training.healing import Replicated
 from sky_monarch.training.manager import SessionManager
 from sky_monarch.training.session import Session
 
@@ -254,6 +255,10 @@ class DilocoSession(Session):
         elif (correction := self._shares.correction) != 1:
             for bucket in self._buckets.buckets:
                 bucket *= correction
+
+    def _replicated(self) -> Replicated:
+        """Of the optimizers only the outer one: each group has gone a way of its own with the other."""
+        return Replicated(parameters=super()._replicated().parameters, parts=frozenset({"diloco"}))
 
     def _begin_together(self, manager: SessionManager) -> None:
         """Nobody of the quorum has anything to be averaged, and all know: they begin a round."""

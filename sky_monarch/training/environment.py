@@ -43,6 +43,7 @@ class RankEnvironment:
         address: Numeric address where other groups reach this process.
         checkpoint: JSON of the job's ``checkpoint``; None without.
         sync: The job's, where it is not ``every_step``.
+        healing: How a group that heals gets its state: ``striped`` or ``http``.
     """
 
     replica: int = 0
@@ -58,6 +59,7 @@ class RankEnvironment:
     address: str = LOCAL_ADDRESS
     checkpoint: str | None = None
     sync: str | None = None
+    healing: str = "striped"
 
     @property
     def replica_id(self) -> str:
@@ -138,6 +140,9 @@ class RankEnvironment:
             sync = sync and read_sync(sync)
         except FieldRefusalError as error:
             raise ConfigError(f"SKY_MONARCH_SYNC {error}") from error
+        healing = env.get("SKY_MONARCH_HEALING") or "striped"
+        if healing not in ("striped", "http"):
+            raise ConfigError(f"SKY_MONARCH_HEALING is {healing!r}; it must be striped or http")
         return cls(
             replica=replica,
             replicas=replicas,
@@ -152,4 +157,5 @@ class RankEnvironment:
             address=env.get("SKY_MONARCH_ADDRESS") or LOCAL_ADDRESS,
             checkpoint=env.get("SKY_MONARCH_CHECKPOINT") or None,
             sync=sync,
+            healing=healing,
         )

@@ -13,8 +13,10 @@ from typing import Any
 from torchft import Manager
 from torchft.manager import MANAGER_ADDR_KEY
 
+from sky_monarch.errors import QuorumError
+from sky_monarch.training.healing import Source, StripedTransport
 from sky_monarch.training.process_group import MeshSockets
-from sky_monarch.training.transport import Heal, PrivateHTTPTransport
+from sky_monarch.training.transport import Heal, Healing
 
 __all__ = ["SessionManager", "quiet_torchft"]
 
@@ -31,7 +33,7 @@ class SessionManager(Manager):  # type: ignore[misc]  # torchft has no type info
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self._transport: PrivateHTTPTransport = arguments["checkpoint_transport"]
+        self._transport: Healing = arguments["checkpoint_transport"]
         self._executor = _DaemonExecutor("torchft_quorum")
 
     def shutdown(self, wait: bool = True) -> None:
@@ -59,6 +61,38 @@ class SessionManager(Manager):  # type: ignore[misc]  # torchft has no type info
     def quorum_id(self) -> int:
         """The quorum that this replica is in; -1 before the first."""
         return int(self._quorum_id)
+
+    def wait_quorum(self) -> None:
+        """Wait for the quorum, and for the state of a donor where this group is behind.
+
+        Raises:
+            QuorumError: A donor gave a part of its state before, and nobody is left to give the rest.
+        """
+        super().wait_quorum()
+        if self.torn and not self._healing and self.errored() is None:
+            raise QuorumError(
+                "a heal ended half-way, and nobody is ahead of this group any more: its parameters are of no step",
+                hint="it starts anew, from the last checkpoint where there is one",
+            )
+
+    @property
+    def torn(self) -> bool:
+        """Whether the parameters of this process are of no step: partly a donor's, or not those of its own rank's."""
+        return self._transport.torn
+
+    def take_back_heal(self, step: int) -> None:
+        """Go back to ``step``, for another rank of this group did not get the state that this one got."""
+        self._transport.torn = True
+        self.load_state_dict({**self.state_dict(), "step": step})
+
+    def give(self, source: Source) -> None:
+        """What groups that heal are given.
+
+        Raises:
+            CheckpointError: It holds something that cannot be handed over.
+        """
+        if isinstance(self._transport, StripedTransport):
+            self._transport.serve(source)
 
     def take_heal(self) -> Heal | None:
         """The state that was received from a donor since the last call, if any."""

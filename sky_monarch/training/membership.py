@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from datetime import timedelta
+from typing import Any
 from urllib.parse import urlsplit
 
 import torch
@@ -13,6 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from sky_monarch.errors import ConfigError
 from sky_monarch.standby import is_held, wait_for_promotion
 from sky_monarch.training.environment import LOCAL_ADDRESS, RankEnvironment
+from sky_monarch.training.healing import StripedTransport
+from sky_monarch.training.interfaces import check_interfaces
 from sky_monarch.training.manager import SessionManager, quiet_torchft
 from sky_monarch.training.process_group import ResilientGloo
 from sky_monarch.training.resilient import Resilient
@@ -24,7 +27,12 @@ __all__ = ["inner_mesh", "join_group", "make_manager", "make_process_group"]
 
 
 def make_process_group(env: RankEnvironment, timeouts: Timeouts, device: torch.device) -> Resilient:
-    """The group that spans the replica groups, for gradients on ``device``: RCCL on accelerators, else gloo."""
+    """The group that spans the replica groups, for gradients on ``device``: RCCL on accelerators, else gloo.
+
+    Raises:
+        ConfigError: The environment names a network interface that is not there.
+    """
+    check_interfaces()
     timeout = timedelta(seconds=timeouts.collective_s)
     connect_timeout = timedelta(seconds=timeouts.rendezvous_s)
     if device.type == "cuda":  # what torch calls AMD's devices too
@@ -108,6 +116,7 @@ def make_manager(
     group: Resilient,
     store: tuple[str, int, object],
     undo: contextlib.ExitStack,
+    device: torch.device,
 ) -> SessionManager:
     """Connect to the lighthouse; a process that runs alone gets one of its own.
 
@@ -117,6 +126,7 @@ def make_manager(
         group: Spans the replica groups.
         store: From :func:`join_group`.
         undo: Gets what must be shut down at the end.
+        device: Of the parameters.
 
     Raises:
         ConfigError: The lighthouse or the group's store cannot be reached.
@@ -131,12 +141,7 @@ def make_manager(
             f"http://{LOCAL_ADDRESS}:{server.address().rpartition(':')[2]}"  # it advertises the host's name
         )
     token = env.agent.token if env.agent is not None else _shared_secret(lighthouse)
-    transport = PrivateHTTPTransport(
-        replica=env.replica,
-        token=token,
-        address=env.address,
-        timeout=timedelta(seconds=timeouts.transfer_s),
-    )
+    transport = _make_transport(env, timeouts, group, token, device)
     undo.callback(transport.shutdown, wait=False)
     try:
         manager = SessionManager(
@@ -162,6 +167,22 @@ def make_manager(
         raise ConfigError(f"cannot reach the lighthouse or the group's store: {error}") from error
     undo.callback(manager.shutdown)
     return manager
+
+
+def _make_transport(
+    env: RankEnvironment, timeouts: Timeouts, group: Resilient, token: str, device: torch.device
+) -> Any:
+    """How groups that heal get their state. Memory of accelerators is not registered (yet): it goes by HTTP."""
+    if env.healing == "striped" and device.type == "cpu":
+        transport = StripedTransport(replica=env.replica, token=token, address=env.address, neighbours=group)
+        group.before_meeting = transport.meet
+        return transport
+    return PrivateHTTPTransport(
+        replica=env.replica,
+        token=token,
+        address=env.address,
+        timeout=timedelta(seconds=timeouts.transfer_s),
+    )
 
 
 def _shared_secret(lighthouse: str) -> str:

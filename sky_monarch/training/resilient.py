@@ -18,6 +18,7 @@ import logging
 import threading
 import time
 from abc import abstractmethod
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -28,6 +29,9 @@ from torchft.process_group import ProcessGroupWrapper, create_store_client
 __all__ = ["Mesh", "Resilient"]
 
 logger = logging.getLogger(__name__)
+
+# Under the quorum's own prefix of the rendezvous store: what each member gives to those that heal.
+_DONOR_KEY = "sky_monarch/donor/{rank}"
 
 
 class Mesh(Protocol):
@@ -48,6 +52,8 @@ class _Rendezvous:
 
     def __init__(self, quorum_id: int) -> None:
         self.quorum_id = quorum_id
+        self.word: str | None = None  # what the others are told
+        self.store: dist.Store | None = None
         self.settled = threading.Event()  # by itself, or from outside
         self.settled_by_itself = self.abandoned = False
         self.result: tuple[dist.ProcessGroup, Mesh] | None = None
@@ -61,6 +67,9 @@ class Resilient(ProcessGroupWrapper):  # type: ignore[misc]  # torchft has no ty
         timeout: For one collective.
         connect_timeout: For one try of the rendezvous store.
         rendezvous_limit: After it a rendezvous is abandoned.
+
+    Attributes:
+        before_meeting: Called with the id of each quorum before its members meet; what it returns they can read.
     """
 
     def __init__(
@@ -76,6 +85,8 @@ class Resilient(ProcessGroupWrapper):  # type: ignore[misc]  # torchft has no ty
         self._abandoned = 0
         self._global_ranks: list[int] | None = None
         self._group_world_size: int | None = None
+        self._met: tuple[dist.Store, int] | None = None
+        self.before_meeting: Callable[[int], str | None] | None = None
 
     @abstractmethod
     def _connect(
@@ -92,6 +103,18 @@ class Resilient(ProcessGroupWrapper):  # type: ignore[misc]  # torchft has no ty
         """Replica groups of the newest quorum, ascending, those that heal included."""
         size = self._group_world_size or 1
         return sorted(place // size for place in self._global_ranks or [])
+
+    def donors(self) -> list[str]:
+        """What the members of the newest quorum told each other when they met.
+
+        Raises:
+            RuntimeError: Its store is gone.
+        """
+        if self._met is None:
+            return []
+        store, world_size = self._met
+        keys = [_DONOR_KEY.format(rank=rank) for rank in range(world_size)]
+        return [store.get(key).decode() for key in keys if store.check([key])]
 
     @property
     def abandoned(self) -> int:
@@ -150,6 +173,9 @@ class Resilient(ProcessGroupWrapper):  # type: ignore[misc]  # torchft has no ty
             global_ranks,
         )
         attempt = _Rendezvous(-1 if quorum_id is None else quorum_id)
+        self._met = None
+        if self.before_meeting is not None:
+            attempt.word = self.before_meeting(attempt.quorum_id)
         with self._lock:
             left, self._mesh, self._rendezvous = self._mesh, None, attempt
             dead_up_to = self._dead_up_to
@@ -171,6 +197,7 @@ class Resilient(ProcessGroupWrapper):  # type: ignore[misc]  # torchft has no ty
             died = 0 <= attempt.quorum_id <= self._dead_up_to
             if result is not None and not died:
                 self._pg, self._mesh = result
+                self._met = None if attempt.store is None else (attempt.store, world_size)
                 return
             attempt.abandoned = True
             self._abandoned += not attempt.settled_by_itself
@@ -186,6 +213,10 @@ class Resilient(ProcessGroupWrapper):  # type: ignore[misc]  # torchft has no ty
         """Body of the rendezvous thread."""
         try:
             store = create_store_client(store_addr, timeout=self._connect_timeout)
+            if attempt.word is not None:
+                # Before it connects: who has met it can read it.
+                store.set(_DONOR_KEY.format(rank=rank), attempt.word)
+            attempt.store = store
             attempt.result = self._connect(store, rank, world_size, attempt.quorum_id)
         except BaseException as error:  # noqa: BLE001  # crosses threads: configure() raises it again
             attempt.error = error

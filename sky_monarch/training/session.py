@@ -31,6 +31,7 @@ from sky_monarch.training.contributions import Contributions
 from sky_monarch.training.digest import parameters_digest
 from sky_monarch.training.drain import Drain
 from sky_monarch.training.environment import RankEnvironment
+from sky_monarch.training.healing import Replicated
 from sky_monarch.training.manager import SessionManager, quiet_torchft
 from sky_monarch.training.membership import join_group, make_manager, make_process_group
 from sky_monarch.training.rounds import Rounds
@@ -338,6 +339,11 @@ class Session:
         self._model.load_state_dict(state)
         self._replaced = True
 
+    def _replicated(self) -> Replicated:
+        """What all groups have alike after each commit. Parameters that are not trained may be the recipe's to move."""
+        trained = {name for name, param in self._model.named_parameters() if param.requires_grad}
+        return Replicated(parameters=frozenset(trained), parts=frozenset({"optimizer"}))
+
     def _vote(self, manager: SessionManager) -> bool:
         with self._link.waiting():
             committed = bool(manager.should_commit())
@@ -392,6 +398,7 @@ class Session:
         Raises:
             ConfigError: The lighthouse or the group's store cannot be reached.
             PeerRefusedError: The agent has a newer generation of this group.
+            CheckpointError: The state holds something that cannot be handed to a group that heals.
         """
         if self._manager is not None:
             raise ConfigError("a session is entered once")
@@ -417,7 +424,7 @@ class Session:
             self._inner, store = join_group(env, self._timeouts)
             self._agreement = Agreement(self._inner, device)
             self._store = store  # ours to keep alive, where this rank serves it
-            self._manager = make_manager(env, self._timeouts, self._group, store, undo)
+            self._manager = make_manager(env, self._timeouts, self._group, store, undo, device)
             self._rounds = Rounds(
                 self._manager,
                 self._timeouts,
@@ -425,7 +432,7 @@ class Session:
                 before=self._sharding.note,
                 late=lambda: self._link.wait_on(),
             )
-            self._state.hand_to(self._manager, self._sharding)
+            self._state.hand_to(self._manager, self._sharding, self._replicated())
             self._state.join(store[:2], env.generation, undo)
             self._link = AgentLink(
                 env,
@@ -473,7 +480,7 @@ class Session:
         limit_s = self._link.time_to_save()
         self._back_to_commit()
         # A heal that was under way has set the manager's step ahead of what the parameters are.
-        if limit_s > 0 and self.step == self._committed:
+        if limit_s > 0 and self.step == self._committed and not self._entered().torn:
             self._link.leave(limit_s)
             if not always:
                 limit_s = self._link.time_if_last(limit_s, otherwise=self._leads)

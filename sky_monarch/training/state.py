@@ -15,6 +15,7 @@ from sky_monarch.training.checkpoint.contents import MANAGER
 from sky_monarch.training.checkpoint.plan import CheckpointPlan
 from sky_monarch.training.checkpoint.saving import Checkpoints
 from sky_monarch.training.environment import RankEnvironment
+from sky_monarch.training.healing import Replicated, Source
 from sky_monarch.training.manager import SessionManager
 from sky_monarch.training.sharding import Sharding
 
@@ -74,10 +75,30 @@ class TrainingState:
         """Read and write a part that is there in another way."""
         self._parts[key] = (load, save)
 
-    def hand_to(self, manager: SessionManager, sharding: Sharding) -> None:
-        """Let groups that heal have it: each rank what its like in this group has."""
+    def hand_to(self, manager: SessionManager, sharding: Sharding, replicated: Replicated) -> None:
+        """Let groups that heal have it: each rank what its like in this group has.
+
+        Args:
+            manager: Hands it over.
+            sharding: Of the model over the ranks of the group.
+            replicated: What all groups have alike after each commit.
+
+        Raises:
+            CheckpointError: It holds something that cannot be handed over.
+        """
+        sharding.note()
+        parts = {}
         for key, (load, save) in self._parts.items():
-            manager.register_state_dict_fn(key, *sharding.carried(key, load, save))
+            load_carried, parts[key] = sharding.carried(key, load, save)
+            manager.register_state_dict_fn(key, load_carried, parts[key])
+        manager.give(
+            Source(
+                parts=parts,
+                replicated=replicated,
+                step=manager.current_step,
+                failed=lambda: manager.errored() is not None,
+            )
+        )
 
     def restore(self, manager: SessionManager) -> bool:
         """Go on from the newest checkpoint; False where there is none.

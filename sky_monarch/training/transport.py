@@ -17,7 +17,7 @@ import urllib.request
 from dataclasses import dataclass
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils._pytree import tree_map_only
@@ -25,7 +25,7 @@ from torchft.checkpointing import HTTPTransport
 from torchft.checkpointing._rwlock import RWLock
 from torchft.checkpointing._serialization import _streaming_load, _streaming_save
 
-__all__ = ["PrivateHTTPTransport"]
+__all__ = ["Heal", "Healing", "PrivateHTTPTransport"]
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +62,19 @@ class Heal:
         numbers = {"at_s": self.at_s, "took_s": self.took_s, "bytes": self.bytes, "donor": self.donor}
         numbers["step"] = self.step * round_steps
         return {f"heal_{name}": float(value) for name, value in numbers.items() if value is not None}
+
+
+class Healing(Protocol):
+    """What a session asks of its transport beside what TorchFT does.
+
+    Attributes:
+        torn: Whether this process's parameters are partly a donor's: they are of no step then.
+    """
+
+    torn: bool
+
+    def take_heal(self) -> Heal | None:
+        """The last state that this process received, once; None where there was none since."""
 
 
 class _Counted:
@@ -111,6 +124,7 @@ class PrivateHTTPTransport(HTTPTransport[Any]):  # type: ignore[misc]  # torchft
         self._key = token.encode()
         self.replica = replica
         self._heal: Heal | None = None
+        self.torn = False  # what is received lies beside the parameters until all of it is there
         self.disallow_checkpoint()
 
         self._server = _Server((address, 0), self)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import secrets
+from collections.abc import Callable
 from datetime import timedelta
 from importlib import import_module
 
 import torch
 from torch import distributed as dist
 
+from sky_monarch.training.healing import Replicated, Source, StripedTransport
 from sky_monarch.training.process_group import ResilientGloo
-from sky_monarch.training.transport import PrivateHTTPTransport
 
 __all__ = ["warm_up"]
 
@@ -45,7 +47,7 @@ def _use_everything(address: str) -> None:
         optimizer.step()
         optimizer.zero_grad()
     _collective(address)
-    _heal(address, {"parameter": nothing.detach(), "optimizer": optimizer.state_dict()})
+    _heal(address, {"model": {"parameter": nothing.detach()}, "optimizer": optimizer.state_dict()})
 
 
 def _collective(address: str) -> None:
@@ -56,10 +58,17 @@ def _collective(address: str) -> None:
     group.shutdown()
 
 
-def _heal(address: str, state: dict[str, object]) -> None:
-    transport = PrivateHTTPTransport(replica=0, token=secrets.token_hex(16), address=address, timeout=_LIMIT)
+def _heal(address: str, state: dict[str, dict[str, object]]) -> None:
+    group = ResilientGloo(address=address, timeout=_LIMIT)
+    transport = StripedTransport(replica=0, token=secrets.token_hex(16), address=address, neighbours=group)
     try:
-        transport.send_checkpoint([0], 0, state, _LIMIT)
+        parts: dict[str, Callable[[], object]] = {
+            key: functools.partial(dict, part) for key, part in state.items()
+        }
+        replicated = Replicated(parts=frozenset(parts))
+        transport.serve(Source(parts=parts, replicated=replicated, step=lambda: 0, failed=lambda: False))
+        transport.meet(0)
+        transport.send_checkpoint([0], 0, {"user": state}, _LIMIT)
         transport.recv_checkpoint(0, transport.metadata(), 0, _LIMIT)
     finally:
         transport.shutdown(wait=False)

@@ -6,6 +6,7 @@ from tests.support.mutant import Mutant, left_out, replaced
 from tests.support.mutants_actors import ACTORS
 from tests.support.mutants_examples import EXAMPLES
 from tests.support.mutants_head import AWAY
+from tests.support.mutants_healed import HEALED
 from tests.support.mutants_hosts import HOSTS
 from tests.support.mutants_kept import KEPT
 from tests.support.mutants_provided import PROVIDED
@@ -499,6 +500,7 @@ MUTANTS: list[Mutant] = [
     *DEALT,
     *ROUNDS,
     *SHARDED,
+    *HEALED,
     *TOLD,
     *WATCHED,
     *HOSTS,

@@ -104,6 +104,11 @@ WITHOUT = (
         "test_provision_local.py::test_a_configuration_that_cannot_be_used_is_named": _REFUSED,
         "test_provision_skypilot.py::test_a_task_ends_its_cluster_itself_and_holds_its_secret_in_one_place": _SHOWN,
         "test_provision_skypilot.py::test_what_the_clouds_say_is_told_with_what_it_means": _SHOWN,
+        "test_healing.py::test_a_newcomer_that_dies_in_the_middle_of_its_heal_holds_nobody_up": (
+            "the kernel closes the connections of the dead: there is no step of ours to leave out"
+        ),
+        "test_rdma.py::test_a_dead_owner_is_told_from_one_that_hangs": _REFUSED,
+        "test_rdma.py::test_a_handle_of_an_owner_that_was_restarted_is_stale": _REFUSED,
         f"{SILENCE}test_a_lighthouse_that_is_starved_drops_nobody": (
             "how long it is starved is up to the kernel; the mutant of the same step is that of the stopped one"
         ),

@@ -27,6 +27,10 @@ CLASS_OF_KIND = {
     "io": errors.SystemCallError,
     "quorum": errors.QuorumError,
     "device": errors.DeviceError,
+    "out_of_bounds": errors.OutOfBoundsError,
+    "forbidden": errors.AccessForbiddenError,
+    "stale": errors.StaleHandleError,
+    "corrupt": errors.DigestError,
 }
 
 

@@ -24,6 +24,7 @@ ALLOWED = {
     "controller": {"launch", "config", "gpus", "tracebacks", "actors", "_core"},
     "actors": {"_core"},
     "actor": {"actors"},
+    "rdma": {"actors"},
     "agent": {"_core", "keeper", "enrolment", "head", "notice"},
     "doctor": {"_core"},
     "enrolment": set(),

@@ -17,6 +17,10 @@ const fn class_name(kind: ErrorKind) -> Option<&'static str> {
         ErrorKind::Io => Some("SystemCallError"),
         ErrorKind::Quorum => Some("QuorumError"),
         ErrorKind::Device => Some("DeviceError"),
+        ErrorKind::OutOfBounds => Some("OutOfBoundsError"),
+        ErrorKind::Forbidden => Some("AccessForbiddenError"),
+        ErrorKind::Stale => Some("StaleHandleError"),
+        ErrorKind::Corrupt => Some("DigestError"),
         // The enum may grow: a test holds this table to `ErrorKind::ALL`.
         _ => None,
     }

@@ -11,6 +11,7 @@ mod error;
 mod gpu;
 mod lighthouse_client;
 mod lighthouse_control;
+mod rdma;
 mod runtime;
 mod services;
 
@@ -35,6 +36,11 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(error::raise_kind, module)?)?;
     module.add_function(wrap_pyfunction!(gpu::gpu_report, module)?)?;
     module.add_function(wrap_pyfunction!(gpu::visible_devices, module)?)?;
+    module.add_class::<rdma::RdmaDomain>()?;
+    module.add_class::<rdma::SharedBuffer>()?;
+    module.add_function(wrap_pyfunction!(error::error_kinds, module)?)?;
+    module.add_function(wrap_pyfunction!(error::raise_kind, module)?)?;
+    module.add_function(wrap_pyfunction!(rdma::buffer_segment, module)?)?;
     module.add_function(wrap_pyfunction!(services::adopt_orphans, module)?)?;
     module.add_function(wrap_pyfunction!(services::end_descendants, module)?)?;
     module.add_function(wrap_pyfunction!(services::settle_forked, module)?)?;

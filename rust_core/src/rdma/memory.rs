@@ -1,0 +1,188 @@
+//! What is registered: pieces of this process's memory, as one range of bytes.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::{Error, ErrorKind, Result};
+
+/// A contiguous piece of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Where it begins.
+    pub address: usize,
+    /// Bytes.
+    pub length: usize,
+}
+
+/// How others may map memory that was allocated here: a file without a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SharedFile {
+    pub fd: i32,
+    pub device: u64,
+    pub inode: u64,
+}
+
+/// Segments in order, addressed as one range `0..length`, and what keeps them alive. A clone is of the same bytes.
+#[derive(Clone)]
+pub struct Memory {
+    segments: Vec<Segment>,
+    /// Where each segment begins in the range.
+    starts: Vec<u64>,
+    length: u64,
+    shared: Option<SharedFile>,
+    _owner: Arc<dyn Any + Send + Sync>,
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { segments, length, .. } = self;
+        f.debug_struct("Memory").field("segments", &segments.len()).field("length", length).finish()
+    }
+}
+
+impl Memory {
+    /// Segments that live as long as `owner`. Empty ones are left out.
+    ///
+    /// [`ErrorKind::InvalidInput`] where they are longer together than can be counted, or one wraps around.
+    ///
+    /// # Safety
+    /// Each segment must be readable, and writable where it is written to, until `owner` is dropped. Others may change
+    /// the bytes meanwhile, but not as Rust values that depend on them.
+    pub unsafe fn new(
+        segments: impl IntoIterator<Item = Segment>,
+        owner: impl Any + Send + Sync,
+    ) -> Result<Self> {
+        let bad = |why: &str| Error::new(ErrorKind::InvalidInput, "take memory", why);
+        let (mut kept, mut starts, mut length) = (Vec::new(), Vec::new(), 0u64);
+        for segment in segments {
+            if segment.length == 0 {
+                continue;
+            }
+            if segment.address == 0 || segment.address.checked_add(segment.length).is_none() {
+                return Err(bad("a segment is nowhere"));
+            }
+            starts.push(length);
+            kept.push(segment);
+            length = length.checked_add(segment.length as u64).ok_or_else(|| bad("it is too long"))?;
+        }
+        Ok(Self { segments: kept, starts, length, shared: None, _owner: Arc::new(owner) })
+    }
+
+    pub(super) fn with_shared(mut self, shared: SharedFile) -> Self {
+        self.shared = Some(shared);
+        self
+    }
+
+    pub(super) const fn shared(&self) -> Option<SharedFile> {
+        self.shared
+    }
+
+    /// Bytes of all segments.
+    pub const fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// The segments of `offset..offset + length`, `most` of them at the most; together they may then be shorter.
+    ///
+    /// [`ErrorKind::OutOfBounds`] where the range is not inside.
+    pub fn parts(&self, offset: u64, length: u64, most: usize) -> Result<Vec<Segment>> {
+        let end = offset.checked_add(length).filter(|end| *end <= self.length);
+        let Some(end) = end else {
+            let why = format!("bytes {offset} to {offset} + {length} of {}", self.length);
+            return Err(Error::new(ErrorKind::OutOfBounds, "find a range", why));
+        };
+        let mut at = offset;
+        let mut index = self.starts.partition_point(|start| *start <= offset).saturating_sub(1);
+        let mut parts = Vec::new();
+        while at < end && parts.len() < most {
+            let (segment, start) = (self.segments[index], self.starts[index]);
+            // Both fit: they are no longer than the segment.
+            let skip = (at - start) as usize;
+            let take = (segment.length - skip).min((end - at) as usize);
+            parts.push(Segment { address: segment.address + skip, length: take });
+            at += take as u64;
+            index += 1;
+        }
+        Ok(parts)
+    }
+}
+
+/// Bytes of `parts` together.
+pub(super) fn total(parts: &[Segment]) -> u64 {
+    parts.iter().map(|part| part.length as u64).sum()
+}
+
+/// The bytes of a segment, to be hashed.
+///
+/// # Safety
+/// It must be readable for as long as the slice is used.
+pub(super) unsafe fn bytes<'a>(segment: Segment) -> &'a [u8] {
+    // SAFETY: as the caller promises. Another thread of the process may be writing there; then the digest is of no use,
+    // and is told so by the epoch.
+    unsafe { std::slice::from_raw_parts(segment.address as *const u8, segment.length) }
+}
+
+/// Digest of `parts`, in order, going on from `digest`.
+///
+/// # Safety
+/// As [`bytes`].
+pub(super) unsafe fn digest(mut digest: u32, parts: &[Segment]) -> u32 {
+    for part in parts {
+        // SAFETY: as the caller promises.
+        digest = crc32c::crc32c_append(digest, unsafe { bytes(*part) });
+    }
+    digest
+}
+
+/// Cuts `parts` into pieces of at most `most` bytes, in order.
+pub(super) fn cut(parts: &[Segment], most: usize) -> impl Iterator<Item = Segment> + '_ {
+    parts.iter().flat_map(move |part| {
+        (0..part.length.div_ceil(most)).map(move |index| Segment {
+            address: part.address + index * most,
+            length: most.min(part.length - index * most),
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn memory(lengths: &[usize]) -> Memory {
+        let segments: Vec<Segment> = lengths
+            .iter()
+            .enumerate()
+            .map(|(index, length)| Segment { address: 0x1000 * (index + 1), length: *length })
+            .collect();
+        // SAFETY: nothing here reads it.
+        unsafe { Memory::new(segments, ()).expect("valid") }
+    }
+
+    #[test]
+    fn a_range_is_found_across_segments() {
+        let memory = memory(&[10, 0, 5, 20]);
+        assert_eq!(memory.length(), 35);
+        let parts = memory.parts(8, 10, 9).expect("inside");
+        let found: Vec<(usize, usize)> = parts.iter().map(|part| (part.address, part.length)).collect();
+        assert_eq!(found, [(0x1008, 2), (0x3000, 5), (0x4000, 3)]);
+        assert_eq!(total(&memory.parts(0, 35, 2).expect("inside")), 15, "no more segments than wanted");
+        assert!(memory.parts(35, 0, 9).expect("empty").is_empty());
+    }
+
+    #[test]
+    fn what_is_not_inside_is_refused() {
+        let memory = memory(&[10]);
+        for (offset, length) in [(0, 11), (11, 0), (10, 1), (u64::MAX, 1), (1, u64::MAX)] {
+            let error = memory.parts(offset, length, 9).expect_err("outside");
+            assert_eq!(error.kind(), ErrorKind::OutOfBounds, "{offset} {length}");
+        }
+    }
+
+    #[test]
+    fn pieces_cover_the_parts() {
+        let parts = [Segment { address: 100, length: 7 }, Segment { address: 200, length: 3 }];
+        let pieces: Vec<(usize, usize)> = cut(&parts, 3).map(|piece| (piece.address, piece.length)).collect();
+        assert_eq!(pieces, [(100, 3), (103, 3), (106, 1), (200, 3)]);
+    }
+}

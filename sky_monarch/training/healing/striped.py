@@ -1,0 +1,374 @@
+"""The session's way to heal: TorchFT's transport interface over memory that is read directly.
+
+When the members of a quorum meet, each registers the tensors that all of them have alike, and says so under the
+quorum's own prefix of the rendezvous store. The one that TorchFT assigned to a joiner adds the rest of its state, as
+JSON and tensors. The joiner reads pieces from all who are at the step, straight into its own parameters, and checks
+each against the digest that the assigned one gives. Before its optimizer step every member withdraws what it
+registered; what is then still being read does not count. A step that failed has changed nothing: who was reading goes
+on, which is how a newcomer outlives the death of one of its donors.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+from torchft.checkpointing.transport import CheckpointTransport
+
+from sky_monarch.actors.rdma import Domain, Memory, Transfer, memory_of
+from sky_monarch.errors import CheckpointError, SkyMonarchError
+from sky_monarch.training.healing.encoding import Leaf, Replicated, Shape, decode, encode
+from sky_monarch.training.healing.offer import Donor, Manifest, layout_of, memory_of_leaves
+from sky_monarch.training.sharding import MODEL
+from sky_monarch.training.transport import Heal
+
+__all__ = ["Neighbours", "Source", "StripedTransport"]
+
+logger = logging.getLogger(__name__)
+
+_SCHEME = "sky-rdma:"
+_STATE = "state"
+# An operation under way is a piece: milliseconds. A joiner that takes longer reads it elsewhere.
+_WITHDRAW_S = 2.0
+_MOST_MANIFEST_BYTES = 256 << 20
+
+
+class Neighbours(Protocol):
+    """The members of the newest quorum."""
+
+    def donors(self) -> list[str]:
+        """What they said when they met."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """The state of this process.
+
+    Attributes:
+        parts: Functions that return a part each; called in another thread while a step computes.
+        replicated: What of them all groups have alike.
+        step: Steps committed.
+        failed: Whether the step under way has failed: it will be voted against, and nothing changes.
+    """
+
+    parts: Mapping[str, Callable[[], Any]]
+    replicated: Replicated
+    step: Callable[[], int]
+    failed: Callable[[], bool]
+
+    def common(self) -> list[Leaf]:
+        """The tensors that all groups have alike, in the same order on all of them."""
+        leaves: list[Leaf] = []
+        for key, save in self.parts.items():
+            if key in self.replicated.keys:
+                leaves += encode(save(), (key,))[1]
+        return [
+            leaf for leaf in leaves if self.replicated.covers(leaf.path) and Shape.of(leaf.tensor).is_dense
+        ]
+
+
+class StripedTransport(CheckpointTransport[Any]):  # type: ignore[misc]  # torchft has no type information
+    """Gives this process's state to groups that heal, and gets theirs.
+
+    Args:
+        replica: This replica group.
+        token: The run's secret: who cannot prove that it has it is told nothing.
+        address: Numeric address that others reach.
+        neighbours: Who else is there.
+        bytes_per_s: What may leave in all; None for as much as there is.
+
+    Attributes:
+        torn: Whether this process's parameters are partly a donor's: they are of no step then.
+    """
+
+    def __init__(
+        self,
+        *,
+        replica: int,
+        token: str,
+        address: str,
+        neighbours: Neighbours,
+        bytes_per_s: int | None = None,
+    ) -> None:
+        self._replica, self._neighbours = replica, neighbours
+        self._domain = Domain(token, address=address, bytes_per_s=bytes_per_s)
+        self._source: Source | None = None
+        self._lock = threading.Lock()
+        self._offers: list[str] = []
+        self._quorum = -1
+        self._common: list[Leaf] = []
+        self._layout = ""
+        self._common_handle: str | None = None
+        self._registered: tuple[int, list[tuple[int, int]]] = (-1, [])
+        self._heal: Heal | None = None
+        self.torn = False
+
+    def serve(self, source: Source) -> None:
+        """What to give away from now on.
+
+        Raises:
+            CheckpointError: It holds something that cannot be handed over.
+        """
+        for key, save in source.parts.items():
+            encode(save(), (key,))
+        self._source = source
+
+    # As a donor.
+
+    def meet(self, quorum_id: int) -> str | None:
+        """Register what all have alike, for the quorum that is about to meet; called by the process group.
+
+        Returns:
+            What the others are to know; None where this process has nothing to give.
+        """
+        source = self._source
+        if source is None:
+            return None
+        try:
+            common = source.common()
+        except CheckpointError as error:
+            logger.warning("this process cannot be a donor: %s", error)
+            common = []
+        self._withdraw_offers()
+        memory, step = memory_of_leaves(leaf.tensor for leaf in common), source.step()
+        registered = (step, memory.segments)
+        with self._lock:
+            self._quorum, self._common, self._layout = quorum_id, common, layout_of(common)
+            handle = self._common_handle if self._registered == registered and not self.torn else None
+        if handle is None:
+            self._withdraw()
+            if self.torn or not common:
+                return None
+            handle = self._domain.register(memory, epoch=step)
+            with self._lock:
+                self._common_handle, self._registered = handle, registered
+        return Donor(replica=self._replica, step=step, layout=self._layout, handle=handle).to_text()
+
+    def _offer(self, memory: Memory, epoch: int) -> str:
+        handle = self._domain.register(memory, epoch=epoch)
+        with self._lock:
+            self._offers.append(handle)
+        return handle
+
+    def metadata(self) -> str:
+        """Where a joiner finds this donor."""
+        return f"{_SCHEME}{self._domain.address}"
+
+    def send_checkpoint(
+        self,
+        dst_ranks: list[int],  # noqa: ARG002
+        step: int,
+        state_dict: Any,
+        timeout: timedelta,  # noqa: ARG002
+    ) -> None:
+        """Offer the whole state to the joiners that this donor was assigned to.
+
+        Raises:
+            CheckpointError: It holds something that cannot be handed over.
+        """
+        try:
+            self._announce(step, state_dict)
+        except SkyMonarchError:
+            # The joiner waits for this word, and all others for the joiner.
+            self._domain.retract(self._quorum)
+            raise
+
+    def _announce(self, step: int, state_dict: Any) -> None:
+        if self.torn:
+            raise CheckpointError("this process's parameters are of no step: it cannot be a donor")
+        tree, leaves = encode(state_dict)
+        common = {leaf.path: leaf.tensor for leaf in self._common}
+        shapes: list[Shape] = []
+        paths: list[tuple[str, ...] | None] = []
+        own: list[torch.Tensor] = []
+        for leaf in leaves:
+            # What Manager calls ("user", key, …) is (key, …) here.
+            path = leaf.path[1:] if leaf.path[0] == "user" else leaf.path
+            tensor = common.get(path)
+            paths.append(None if tensor is None else path)
+            if tensor is None:
+                in_forward = path[0] == MODEL  # running means: the forward pass writes to them
+                copied = in_forward or not Shape.of(leaf.tensor).is_dense
+                tensor = leaf.tensor.contiguous().clone() if copied else leaf.tensor
+                own.append(tensor)
+            shapes.append(Shape.of(tensor))
+        if [path for path in paths if path is not None] != [leaf.path for leaf in self._common]:
+            # Their bytes would lie elsewhere than the joiner looks for them.
+            raise CheckpointError("the state has other tensors than when the quorum met")
+        manifest = Manifest(
+            step=step,
+            replica=self._replica,
+            layout=self._layout,
+            tree=tree,
+            shapes=shapes,
+            paths=paths,
+            common=self._common_handle,
+            own=self._offer(memory_of_leaves(own), step) if own else None,
+        )
+        data = manifest.to_bytes()
+        handle = self._offer(memory_of(data), step)
+        self._domain.announce(_STATE, self._quorum, json.dumps({"handle": handle, "nbytes": len(data)}))
+
+    def disallow_checkpoint(self) -> None:
+        """Withdraw everything, before the optimizer changes it; waits a moment for pieces under way."""
+        if self._source is None or not self._source.failed():
+            self._withdraw()
+
+    def _withdraw(self) -> None:
+        self._withdraw_offers()
+        with self._lock:
+            handle, self._common_handle = self._common_handle, None
+        if handle is not None:
+            self._deregister(handle)
+
+    def _withdraw_offers(self) -> None:
+        with self._lock:
+            handles, self._offers = self._offers, []
+        if handles:
+            self._domain.retract(self._quorum)
+        for handle in handles:
+            self._deregister(handle)
+
+    def _deregister(self, handle: str) -> None:
+        if self._domain.deregister(handle, timeout_s=_WITHDRAW_S):
+            logger.warning("a joiner took too long over a piece: it has to read it elsewhere")
+
+    # As a joiner.
+
+    def recv_checkpoint(self, src_rank: int, metadata: str, step: int, timeout: timedelta) -> Any:  # noqa: ARG002
+        """Read the state of ``step``: what all have alike from all who have it, the rest from ``metadata``.
+
+        Raises:
+            PeerRefusedError: The donor does not belong to this run; nothing of it was read.
+            CheckpointError: What it says is no state, or none of this model.
+            TransferError: Nobody was left who gave it whole.
+            ChannelError: The donor is gone, or took too long.
+        """
+        began_s = time.monotonic()
+        if not metadata.startswith(_SCHEME):
+            raise CheckpointError(
+                f"the donor gives its state another way: {metadata!r}",
+                hint="`recovery.healing` must be the same for all groups",
+            )
+        deadline_s = began_s + timeout.total_seconds()
+
+        def left_s() -> float:
+            return max(0.01, deadline_s - time.monotonic())
+
+        address = metadata.removeprefix(_SCHEME)
+        manifest = self._read_manifest(address, left_s)
+        if manifest.step != step:
+            raise CheckpointError(f"the donor offers step {manifest.step}, not {step}")
+
+        tensors = self._places(manifest)
+        own = [one for one, path in zip(tensors, manifest.paths, strict=True) if path is None]
+        moved = 0
+        if manifest.own is not None:
+            moved += self._read([manifest.own], own, left_s()).bytes
+        donors = self._donors(manifest)
+        common = [one for one, path in zip(tensors, manifest.paths, strict=True) if path is not None]
+        if common:
+            # From here on the parameters are of no step, until all of it has come.
+            self.torn = True
+            transfer = self._read([donor.handle for donor in donors], common, left_s())
+            moved += transfer.bytes
+            self._tell(donors, transfer, time.monotonic() - began_s)
+        state = decode(manifest.tree, tensors)
+        self.torn = False
+        at_s = time.monotonic()
+        self._heal = Heal(at_s=at_s, took_s=at_s - began_s, bytes=moved, donor=manifest.replica, step=step)
+        return state
+
+    def _read_manifest(self, address: str, left_s: Callable[[], float]) -> Manifest:
+        word = self._domain.lookup(address, _STATE, self._quorum, timeout_s=left_s())
+        try:
+            offer = json.loads(word)
+            handle, nbytes = str(offer["handle"]), int(offer["nbytes"])
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise CheckpointError(f"the donor's word is malformed: {error!r}") from error
+        if not 0 < nbytes <= _MOST_MANIFEST_BYTES:
+            raise CheckpointError(f"the donor's description of its state has {nbytes} bytes")
+        data = bytearray(nbytes)
+        self._domain.read_into([handle], memory_of(data, writable=True), timeout_s=left_s())
+        return Manifest.of_bytes(bytes(data))
+
+    def _places(self, manifest: Manifest) -> list[torch.Tensor]:
+        """A tensor for each of the manifest: this process's own where it has one like it.
+
+        Raises:
+            CheckpointError: The parameters of the donor are not those of this model.
+        """
+        mine, theirs = {leaf.path: leaf.tensor for leaf in self._common}, set(manifest.paths)
+        for name, tensor in mine.items():
+            if name[0] == MODEL and name not in theirs:
+                raise CheckpointError(
+                    f"the donor has no parameter {'.'.join(name[1:])} ({tuple(tensor.shape)})"
+                )
+        places = []
+        for shape, path in zip(manifest.shapes, manifest.paths, strict=True):
+            found = None if path is None else mine.get(path)
+            if found is not None and Shape.of(found) != shape:
+                if path is not None and path[0] == MODEL:
+                    raise CheckpointError(
+                        f"{'.'.join(path[1:])} is {Shape.of(found)} here, {shape} at the donor"
+                    )
+                found = None
+            places.append(shape.empty() if found is None else found)
+        return places
+
+    def _donors(self, manifest: Manifest) -> list[Donor]:
+        """Who has what the manifest says, the assigned one first: it decides what is right."""
+        if manifest.common is None:
+            return []
+        assigned = Donor(
+            replica=manifest.replica, step=manifest.step, layout=manifest.layout, handle=manifest.common
+        )
+        found = [assigned]
+        try:
+            words = self._neighbours.donors()
+        except Exception as error:  # noqa: BLE001  # the assigned one is enough
+            logger.info("nobody but replica %d is asked for its state: %s", assigned.replica, error)
+            words = []
+        for word in words:
+            try:
+                donor = Donor.of_text(word)
+            except CheckpointError as error:
+                logger.warning("a member is not asked for its state: %s", error)
+                continue
+            if donor.replica not in (self._replica, assigned.replica) and (donor.step, donor.layout) == (
+                manifest.step,
+                manifest.layout,
+            ):
+                found.append(donor)
+        return found
+
+    def _read(self, handles: list[str], into: list[torch.Tensor], limit_s: float) -> Transfer:
+        return self._domain.read_into(handles, memory_of_leaves(into), timeout_s=limit_s)
+
+    def _tell(self, donors: list[Donor], transfer: Transfer, took_s: float) -> None:
+        shares = ", ".join(
+            f"{part['bytes'] / 2**20:.0f} MiB of replica {donor.replica} by {part['path'] or 'nothing'}"
+            + (f" (lost: {part['lost']})" if part["lost"] else "")
+            for donor, part in zip(donors, transfer.owners, strict=True)
+        )
+        logger.info("healed in %.2f s: %s; %d pieces read again", took_s, shares, transfer.again)
+
+    def take_heal(self) -> Heal | None:
+        """The last state that this process received, once; None where there was none since."""
+        heal, self._heal = self._heal, None
+        return heal
+
+    def shutdown(self, wait: bool = True) -> None:  # noqa: ARG002
+        """Withdraw everything and hang up."""
+        try:
+            self._withdraw()
+        except SkyMonarchError as error:
+            logger.info("leaving: %s", error)
+        self._domain.close()

@@ -1,0 +1,292 @@
+"""Memory of one process that others read and write: real processes, each of the ways that bytes can take."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sky_monarch import errors
+from sky_monarch.actors.rdma import memory_of
+from sky_monarch.rdma import Domain, RDMABuffer
+from tests.support.hostile_owner import HostileOwner
+from tests.support.rdma_owner import SECRET, Owner, pattern
+
+MIB = 1 << 20
+PATHS = ["cma", "shm", "tcp"]
+
+
+@pytest.fixture
+def domain() -> Iterator[Domain]:
+    with Domain(SECRET) as domain:
+        yield domain
+
+
+@pytest.fixture
+def owner() -> Iterator[Callable[..., Owner]]:
+    made: list[Owner] = []
+
+    def make(*arguments: Any, **options: Any) -> Owner:
+        made.append(Owner(*arguments, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def liar() -> Iterator[Callable[..., HostileOwner]]:
+    made: list[HostileOwner] = []
+
+    def make(*arguments: Any, **options: Any) -> HostileOwner:
+        made.append(HostileOwner(SECRET, *arguments, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def kind_for(path: str) -> str:
+    return "shared" if path == "shm" else "bytes"
+
+
+def remote(owner: Owner, domain: Domain) -> RDMABuffer:
+    return RDMABuffer.of_handle(owner.handle, owner.nbytes, domain)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_bytes_arrive_equal_both_ways(owner: Callable[..., Owner], domain: Domain, path: str) -> None:
+    nbytes = 3 * MIB + 17
+    theirs = owner(nbytes, kind=kind_for(path))
+    buffer = remote(theirs, domain)
+    for digest in (True, False):
+        mine = bytearray(nbytes)
+        moved = buffer.read_into(mine, path=path, digest=digest)
+        assert mine == pattern(nbytes)
+        assert {part["path"] for part in moved.owners} == {path}
+    part = bytearray(1000)
+    buffer.read_into(part, offset=12_345, path=path)
+    assert part == pattern(nbytes)[12_345:13_345]
+
+    buffer.write_from(pattern(2 * MIB, seed=9), offset=5, path=path)
+    assert bytes.fromhex(theirs.ask(do="bytes", at=0, length=10)) == pattern(5) + pattern(5, seed=9)
+    end = 5 + 2 * MIB
+    got = bytes.fromhex(theirs.ask(do="bytes", at=end - 3, length=6))
+    assert got == pattern(2 * MIB, seed=9)[-3:] + pattern(nbytes)[end : end + 3]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_every_way_refuses_alike(owner: Callable[..., Owner], domain: Domain, path: str) -> None:
+    kind = kind_for(path)
+    theirs, locked = owner(1000, kind=kind), owner(1000, kind=kind, writable=False)
+    buffer = remote(theirs, domain)
+    small = bytearray(10)
+    for offset in (991, 1000, 2**63, 2**64 - 1):
+        with pytest.raises(errors.OutOfBoundsError):
+            buffer.read_into(small, offset=offset, path=path)
+        with pytest.raises(errors.OutOfBoundsError):
+            buffer.write_from(small, offset=offset, path=path)
+    with pytest.raises(errors.AccessForbiddenError):
+        remote(locked, domain).write_from(small, path=path)
+    other_epoch = theirs.handle.replace('"epoch":1', '"epoch":2')
+    assert other_epoch != theirs.handle
+    with pytest.raises(errors.StaleHandleError, match="of epoch 1, not 2"):
+        domain.read_into([other_epoch], memory_of(small, writable=True), timeout_s=5, path=path)
+    theirs.ask(do="drop", timeout_s=1)
+    for call in (buffer.read_into, buffer.write_from):
+        with pytest.raises(errors.StaleHandleError):
+            call(small, path=path)
+    assert small == bytes(10), "nothing was moved"
+    assert bytes.fromhex(locked.ask(do="bytes", at=0, length=10)) == pattern(10)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_dead_owner_is_told_from_one_that_hangs(
+    owner: Callable[..., Owner], domain: Domain, path: str
+) -> None:
+    theirs = owner(kind=kind_for(path))
+    buffer, mine = remote(theirs, domain), bytearray(100)
+    buffer.read_into(mine, path=path)
+    os.kill(theirs.pid, signal.SIGSTOP)
+    began = time.monotonic()
+    with pytest.raises(errors.ChannelTimeoutError):
+        buffer.read_into(mine, path=path, timeout=0.5)
+    assert time.monotonic() - began < 3
+    theirs.kill()
+    began = time.monotonic()
+    with pytest.raises(errors.ChannelClosedError):
+        buffer.read_into(mine, path=path, timeout=20)
+    assert time.monotonic() - began < 5, "it was not waited for"
+
+
+def test_a_handle_of_an_owner_that_was_restarted_is_stale(
+    owner: Callable[..., Owner], domain: Domain
+) -> None:
+    old, new = owner(), owner()
+    old.kill()
+    # As if it had the same port.
+    forged = {**json.loads(old.handle), "address": json.loads(new.handle)["address"]}
+    with pytest.raises(errors.StaleHandleError):
+        domain.read_into([json.dumps(forged)], memory_of(bytearray(10), writable=True), timeout_s=5)
+
+
+class Reading(threading.Thread):
+    """A read in another thread, and how it ended."""
+
+    def __init__(self, buffer: RDMABuffer, into: bytearray) -> None:
+        super().__init__()
+        self.buffer, self.into, self.error = buffer, into, ""
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.buffer.read_into(self.into)
+        except errors.SkyMonarchError as error:
+            self.error = type(error).__name__
+
+
+@pytest.mark.parametrize(("timeout_s", "outcome"), [(30.0, ""), (0.05, "StaleHandleError")])
+def test_what_an_operation_uses_is_not_freed(
+    owner: Callable[..., Owner], domain: Domain, timeout_s: float, outcome: str
+) -> None:
+    """The owner waits for a reader; and where it does not, what that has read does not count."""
+    nbytes = 2 * MIB
+    theirs = owner(nbytes, bytes_per_s=4 * MIB)
+    mine = bytearray(nbytes)
+    reading = Reading(remote(theirs, domain), mine)
+    time.sleep(0.15)  # half a second of bytes are under way
+    theirs.ask(do="drop", timeout_s=timeout_s)
+    reading.join(30)
+    assert reading.error == outcome
+    if not outcome:
+        assert mine == pattern(nbytes)
+
+
+def test_an_owner_that_dies_leaves_its_pieces_to_the_others(
+    owner: Callable[..., Owner], domain: Domain
+) -> None:
+    nbytes = 24 * MIB
+    owners = [owner(nbytes, bytes_per_s=16 * MIB) for _ in range(3)]
+    mine = bytearray(nbytes)
+    killer = threading.Timer(0.25, owners[1].kill)
+    killer.start()
+    moved = domain.read_into([one.handle for one in owners], memory_of(mine, writable=True), timeout_s=30)
+    killer.join()
+    assert mine == pattern(nbytes)
+    assert moved.owners[1]["lost"], "it died in the middle"
+    assert moved.again > 0
+    assert all(part["bytes"] > 0 for part in (moved.owners[0], moved.owners[2]))
+
+
+LIES = ["wrong", "digest", "longer", "stranger", "garbage"]
+SLOW_LIES = [pytest.param(lie, marks=pytest.mark.slow) for lie in ("endless", "silent")]
+
+
+@pytest.mark.parametrize("lie", [*LIES, *SLOW_LIES])
+def test_a_hostile_owner_is_named_and_its_pieces_are_read_elsewhere(
+    owner: Callable[..., Owner], liar: Callable[..., HostileOwner], domain: Domain, lie: str
+) -> None:
+    nbytes = 2 * MIB
+    honest, hostile = owner(nbytes), liar(nbytes, lie)
+    mine = bytearray(nbytes)
+    moved = domain.read_into(
+        [honest.handle, hostile.handle()], memory_of(mine, writable=True), timeout_s=30, streams=1
+    )
+    assert mine == pattern(nbytes)
+    assert moved.owners[0]["bytes"] == nbytes
+    assert moved.owners[1]["lost"], "it was found out"
+    assert moved.again > 0
+
+
+def test_nothing_is_read_of_who_cannot_prove_the_secret(owner: Callable[..., Owner], tmp_path: Path) -> None:
+    theirs = owner()
+    with Domain("another secret") as stranger, pytest.raises(errors.PeerRefusedError):
+        remote(theirs, stranger).read_into(bytearray(10))
+
+    class Payload:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.mkdir, (str(tmp_path / "made"),)
+
+    host, port = json.loads(theirs.handle)["address"].split(":")
+    for data in (pickle.dumps(Payload()), b"SKYR\x01" + bytes(32) + bytes(32), b"SKYR\x02" + bytes(64)):
+        answer = b""
+        with (
+            socket.create_connection((host, int(port)), timeout=10) as connection,
+            contextlib.suppress(OSError),
+        ):
+            connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)
+            while part := connection.recv(4096):
+                answer += part
+        assert len(answer) <= 69, "a proof, and nothing of the owner"
+    assert not (tmp_path / "made").exists()
+    with Domain(SECRET) as friend:
+        remote(theirs, friend).read_into(bytearray(10))
+
+
+def test_a_buffer_is_pickled_as_its_handle_and_needs_no_torch(domain: Domain) -> None:
+    data = bytearray(pattern(100))
+    sent = pickle.dumps(RDMABuffer(data, domain=domain))
+    assert pattern(100) not in sent
+    code = (
+        "import pickle, sys\n"
+        "mine = bytearray(100)\n"
+        "buffer = pickle.loads(bytes.fromhex(sys.argv[1]))\n"
+        "buffer.read_into(mine)\n"
+        "buffer.write_from(mine[::-1])\n"
+        "assert not {'torch', 'numpy'} & set(sys.modules)\n"
+        "print(buffer.size())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, sent.hex()],
+        env={**os.environ, "SKY_MONARCH_TOKEN": SECRET},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == "100\n", done.stderr
+    assert data == pattern(100)[::-1]
+
+
+def test_what_cannot_be_registered_is_refused_with_a_cause(domain: Domain) -> None:
+    with pytest.raises(errors.ConfigError, match="a str cannot be"):
+        RDMABuffer("text", domain=domain)
+    with pytest.raises(errors.ConfigError, match=r"not writable|read-only"):
+        RDMABuffer(b"constant", domain=domain)
+    RDMABuffer(b"constant", domain=domain, writable=False).drop()
+    with pytest.raises(errors.ConfigError, match="every interface"):
+        Domain(SECRET, address="0.0.0.0")
+    with pytest.raises(errors.ConfigError, match="must be numeric"):
+        Domain(SECRET, address="localhost")
+    with pytest.raises(errors.ConfigError, match="secret is empty"):
+        Domain("")
+
+
+def test_no_more_connections_are_served_than_allowed(owner: Callable[..., Owner]) -> None:
+    from sky_monarch import _core
+
+    core = _core.RdmaDomain("127.0.0.1", SECRET, max_connections=2)
+    host, port = core.address.split(":")
+    idle = [socket.create_connection((host, int(port)), timeout=10) for _ in range(2)]
+    try:
+        time.sleep(0.1)
+        with socket.create_connection((host, int(port)), timeout=10) as third:
+            assert third.recv(1) == b"", "hung up on at once"
+    finally:
+        for one in idle:
+            one.close()
+        core.close()

@@ -1,0 +1,70 @@
+"""The same for memory that is read directly, and for healing over it."""
+
+from __future__ import annotations
+
+from tests.support.mutant import Mutant, left_out, replaced
+
+_RDMA = "test_rdma.py::"
+_HEALING = "test_healing.py::"
+_DONORS = "test_healing_donors.py::"
+
+HEALED: list[Mutant] = [
+    left_out(
+        "forget_lost_pieces",
+        f"{_RDMA}test_an_owner_that_dies_leaves_its_pieces_to_the_others",
+        "the deadline has passed",
+    ),
+    left_out(
+        "trust_digests",
+        f"{_RDMA}test_a_hostile_owner_is_named_and_its_pieces_are_read_elsewhere[wrong]",
+        "AssertionError",
+    ),
+    left_out(
+        "withdraw_at_once",
+        f"{_RDMA}test_what_an_operation_uses_is_not_freed[0.05-StaleHandleError]",
+        "reading.error == outcome",
+    ),
+    left_out("ignore_epoch", f"{_RDMA}test_every_way_refuses_alike[tcp]", "DID NOT RAISE"),
+    left_out(
+        "trust_strangers",
+        f"{_RDMA}test_nothing_is_read_of_who_cannot_prove_the_secret",
+        "a proof, and nothing of the owner",
+    ),
+    replaced(
+        "training/healing/striped.py",
+        "                found.append(donor)",
+        "                pass",
+        f"{_HEALING}test_a_group_heals_from_all_others_and_ends_bit_equal",
+        "AssertionError",
+    ),
+    # Without the rest, the newcomer has the parameters of the donors and moments of its own.
+    replaced(
+        "training/session.py",
+        "optimizer.load_state_dict, optimizer.state_dict)\n        for key",
+        "lambda state: None, optimizer.state_dict)\n        for key",
+        f"{_HEALING}test_groups_that_are_killed_again_and_again_end_bit_equal",
+        "AssertionError",
+    ),
+    # A step that failed closes the windows, too: who was reading has nobody left to read from.
+    replaced(
+        "training/healing/striped.py",
+        "if self._source is None or not self._source.failed():",
+        "if True:",
+        f"{_HEALING}test_a_donor_that_dies_in_the_middle_costs_the_newcomer_no_second_heal",
+        "AssertionError",
+    ),
+    replaced(
+        "training/manager.py",
+        "if self.torn and not self._healing and self.errored() is None:",
+        "if False:",
+        f"{_HEALING}test_a_group_whose_parameters_are_half_a_donors_does_not_train_on_with_them",
+        "AssertionError",
+    ),
+    replaced(
+        "training/healing/striped.py",
+        "            self._withdraw()\n\n    def _withdraw",
+        "            pass\n\n    def _withdraw",
+        f"{_DONORS}test_what_is_withdrawn_before_a_commit_is_not_read_any_more",
+        "DID NOT RAISE",
+    ),
+]
