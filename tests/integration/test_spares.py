@@ -83,7 +83,8 @@ def test_the_groups_of_a_host_that_is_switched_off_go_on_on_the_spare_and_the_ne
     assert pid_of(after, 0) == pid_of(before, 0), "the other group was not touched"
     left = [now["groups"][1]["restarts_left"] for now in (before, after)]
     assert left[0] == left[1], "what a host costs is not taken from the budget of its group"
-    moved = next(event for event in workbench.events(name) if event["event"] == "groups_placed")
+    # A spare that came before the others has taken the groups of one of them, which is as good.
+    moved = [event for event in workbench.events(name) if event["event"] == "groups_placed"][-1]
     assert (moved["host"], moved["on"], moved["groups"]) == (lost, spare, [1])
     assert f"{lost}  spare" in workbench.cli("status", name).stdout
 
