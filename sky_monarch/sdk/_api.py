@@ -41,9 +41,9 @@ def headers(folder: RunFolder) -> dict[str, str]:
 
 def timeout(path: str = "", *, follow: bool = False) -> httpx.Timeout:
     """Deadlines of one request."""
-    httpx = load_httpx()
     read_s = _FOLLOW_S[path] if follow else _REQUEST_S
-    return httpx.Timeout(_REQUEST_S, connect=_CONNECT_S, read=read_s)
+    found: httpx.Timeout = load_httpx().Timeout(_REQUEST_S, connect=_CONNECT_S, read=read_s)
+    return found
 
 
 def transient() -> tuple[type[Exception], ...]:
