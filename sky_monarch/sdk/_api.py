@@ -75,8 +75,8 @@ def status_of(folder: RunFolder, body: bytes) -> RunStatus:
 def timeout(path: str = "", *, follow: bool = False) -> httpx.Timeout:
     """Deadlines of one request."""
     read_s = _FOLLOW_S[path] if follow else _REQUEST_S
-    limits: httpx.Timeout = load_httpx().Timeout(_REQUEST_S, connect=_CONNECT_S, read=read_s)
-    return limits
+    found: httpx.Timeout = load_httpx().Timeout(_REQUEST_S, connect=_CONNECT_S, read=read_s)
+    return found
 
 
 def transient() -> tuple[type[Exception], ...]:
