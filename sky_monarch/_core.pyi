@@ -54,7 +54,6 @@ class ActorBuffer:
     """Received memory: a private copy-on-write mapping of what the sender has sealed. A writable buffer."""
 
     def __len__(self) -> int: ...
-    def __buffer__(self, flags: int, /) -> memoryview: ...
 
 @final
 class ActorTargets:

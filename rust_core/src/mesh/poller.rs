@@ -73,7 +73,7 @@ impl Poller {
         // Rounded up: a wait that ends early would be repeated with nothing left to wait.
         let limit = limit.map_or(EpollTimeout::NONE, |limit| {
             let ms = limit.as_micros().div_ceil(1000).min(60_000);
-            EpollTimeout::try_from(u16::try_from(ms).unwrap_or(60_000)).unwrap_or(EpollTimeout::ZERO)
+            EpollTimeout::from(u16::try_from(ms).unwrap_or(60_000))
         });
         let count = self.epoll.wait(&mut events, limit).unwrap_or(0);
         for event in &events[..count] {
