@@ -43,17 +43,18 @@ def compare(arguments: Sequence[str] = ()) -> int:
                 folder = stack.enter_context(workplace(keep=False))
                 subjects.append(stack.enter_context(closing(Subject(name, folder, options.seconds))))
                 say(f"{name} {subjects[-1].version} is up")
-            _in_turns(subjects, options)
+            _in_turns(subjects, IN_TURNS, options)
             if DEATHS in options.figures:
                 _deaths(subjects, options)
+            _in_turns(subjects, (SCALE,), options)  # last: who gets no further has the others' figures
     except (PeerError, OSError) as error:
         say(f"failed: {error}")
         return 1
     return 0
 
 
-def _in_turns(subjects: Sequence[Subject], options: argparse.Namespace) -> None:
-    for figure in (*IN_TURNS, SCALE):
+def _in_turns(subjects: Sequence[Subject], figures: Sequence[Figure], options: argparse.Namespace) -> None:
+    for figure in figures:
         if figure.name not in options.figures:
             continue
         rounds: Rounds = {}

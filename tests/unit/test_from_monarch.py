@@ -6,13 +6,25 @@ import re
 from pathlib import Path
 
 import sky_monarch.actor
-from sky_monarch.actor import Actor, Future, HostMesh, ProcMesh
+from sky_monarch.actor import Accumulator, Actor, Channel, Future, HostMesh, Port, PortReceiver, ProcMesh
 from sky_monarch.actors.endpoint import Endpoint
 from sky_monarch.actors.shape import Shaped
 
 GUIDE = Path(__file__).parents[2] / "docs/guides/from-monarch.md"
 #: Where the names of a row are found that are no names of the module.
-HOMES = (sky_monarch.actor, Actor, Endpoint, Future, HostMesh, ProcMesh, Shaped)
+HOMES = (
+    sky_monarch.actor,
+    Accumulator,
+    Actor,
+    Channel,
+    Endpoint,
+    Future,
+    HostMesh,
+    Port,
+    PortReceiver,
+    ProcMesh,
+    Shaped,
+)
 
 
 def names(section: str) -> set[str]:

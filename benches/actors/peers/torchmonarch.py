@@ -1,18 +1,22 @@
-"""Monarch: `torchmonarch` of PyPI, with its defaults."""
+"""Monarch: `torchmonarch` of PyPI, with its defaults but for how long it waits for a start."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any
 
-import monarch.actor
-from monarch.actor import Actor, endpoint, shutdown_context, this_host
-
 from benches.actors.peers.echo import Echo
 from benches.actors.peers.peer import HANG_S
+
+# Not a matter of speed: on a busy machine 32 processes take longer than its defaults, 30 s.
+os.environ.update(HYPERACTOR_HOST_SPAWN_READY_TIMEOUT="120s", HYPERACTOR_MESH_PROC_SPAWN_MAX_IDLE="120s")
+
+import monarch.actor
+from monarch.actor import Actor, endpoint, shutdown_context, this_host
 
 _STOP_S = 30.0
 
