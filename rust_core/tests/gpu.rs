@@ -213,11 +213,8 @@ mod scenario {
         drop(exportable);
         assert_eq!(gpu.memory_info(1).expect("memory").free_bytes, before, "all of it was given back");
         // SAFETY: no arguments.
-        assert_eq!(
-            unsafe { cuda::cudaGetLastError() },
-            cuda::cudaSuccess,
-            "what failed left no error behind"
-        );
+        let left = unsafe { cuda::cudaGetLastError() };
+        assert_eq!(left, cuda::cudaSuccess, "what failed left no error behind");
     }
 
     /// A copy on one stream that waits for one on another sees what that brought; time passes between two events.

@@ -1,4 +1,4 @@
-"""The software double of HIP, built."""
+"""The software doubles of HIP and RCCL, built."""
 
 from __future__ import annotations
 
@@ -10,14 +10,24 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
+def _built(package: str, file: str, variable: str) -> Path:
+    if built := os.environ.get(variable):
+        return Path(built)
+    command = ["cargo", "build", "--quiet", "--package", package]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=600)
+    return ROOT / "target/debug" / file
+
+
 @functools.cache
 def hip_double() -> Path:
-    """Path of the double's library."""
-    if built := os.environ.get("SKY_MONARCH_TEST_HIP_DOUBLE"):
-        return Path(built)
-    command = ["cargo", "build", "--quiet", "--package", "sky-monarch-double-hip"]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=600)
-    return ROOT / "target/debug/libamdhip64.so"
+    """The library of the double of HIP."""
+    return _built("sky-monarch-double-hip", "libamdhip64.so", "SKY_MONARCH_TEST_HIP_DOUBLE")
+
+
+@functools.cache
+def ccl_double() -> Path:
+    """The library of the double of RCCL."""
+    return _built("sky-monarch-double-ccl", "librccl.so", "SKY_MONARCH_TEST_CCL_DOUBLE")
 
 
 def with_double(**settings: str) -> dict[str, str]:

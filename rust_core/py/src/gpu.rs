@@ -17,7 +17,6 @@ pub fn gpu_report(py: Python<'_>, bench: bool) -> PyResult<String> {
 /// Indices of the devices that masks leave, in the order in which a process counts them.
 #[pyfunction]
 #[pyo3(signature = (uuids, *, rocr=None, hip=None, cuda=None))]
-#[expect(clippy::needless_pass_by_value, reason = "PyO3 hands over what it has made")]
 pub fn visible_devices(
     py: Python<'_>,
     uuids: Vec<String>,

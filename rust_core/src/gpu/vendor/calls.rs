@@ -146,7 +146,7 @@ impl GpuRuntime for VendorRuntime {
 
     fn export_dmabuf(&self, range: Range<u64>) -> GpuResult<OwnedFd> {
         const PAGE: u64 = 4096;
-        if range.is_empty() || range.start % PAGE != 0 || range.end % PAGE != 0 {
+        if range.is_empty() || !range.start.is_multiple_of(PAGE) || !range.end.is_multiple_of(PAGE) {
             return Err(GpuError::Invalid(format!(
                 "{:#x}..{:#x} is not whole pages",
                 range.start, range.end

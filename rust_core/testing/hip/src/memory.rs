@@ -76,6 +76,12 @@ pub(crate) fn reach(address: usize, bytes: usize) -> Option<usize> {
     }
 }
 
+/// The same for the double of RCCL: its work runs on a stream of this double. Null for a range that leaves its allocation.
+#[unsafe(no_mangle)]
+pub extern "C" fn sky_double_reach(address: *mut c_void, bytes: usize) -> *mut c_void {
+    reach(address as usize, bytes).map_or(std::ptr::null_mut(), |at| at as *mut c_void)
+}
+
 /// The device of an address, and its allocation.
 fn owner(address: usize) -> Option<(c_int, usize, usize)> {
     let allocations = ALLOCATIONS.lock().unwrap();
@@ -178,7 +184,7 @@ entries! {
         // Type, handle type, kind of place, device: as HIP 7 and CUDA lay them out.
         let (kind, exported, place, device) =
             (*properties, *properties.add(1), *properties.add(2), *properties.add(3));
-        if kind != 1 || exported != 1 || place != 1 || bytes % GRANULARITY != 0 { return INVALID_VALUE; }
+        if kind != 1 || exported != 1 || place != 1 || !bytes.is_multiple_of(GRANULARITY) { return INVALID_VALUE; }
         let Some(file) = file_of(bytes) else { return OUT_OF_MEMORY };
         let mut created = CREATED.lock().unwrap();
         *handle = created.keys().next_back().map_or(1, |last| last + 1);

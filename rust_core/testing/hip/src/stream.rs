@@ -169,6 +169,17 @@ entries! {
         SUCCESS
     }
 
+    hipLaunchHostFunc [cudaLaunchHostFunc] (stream: Handle, run: Option<unsafe extern "C" fn(*mut c_void)>, with: *mut c_void) {
+        let (Some(stream), Some(run)) = (stream_of(stream), run) else { return INVALID_HANDLE };
+        let with = with as usize;
+        stream.put(Box::new(move || {
+            // Of the caller: it stays valid until it has run.
+            unsafe { run(with as *mut c_void) };
+            SUCCESS
+        }));
+        SUCCESS
+    }
+
     hipStreamCreateWithFlags [cudaStreamCreateWithFlags] (stream: *mut Handle, _flags: c_uint) {
         *stream = new_handle();
         STREAMS.lock().unwrap().insert(*stream as usize, Stream::start());
