@@ -294,7 +294,8 @@ class HostSimulation(Simulation):
             if old.phase is HostPhase.GIVEN_UP:
                 assert new.phase is HostPhase.GIVEN_UP, "I5: what is given up stays so"
         placed = sorted(replica for host in self.state.hosts for replica in host.replicas)
-        assert placed == list(range(self.limits.replicas)), "each group is on one host"
+        homes = sorted(group.replica for group in self.state.groups for _ in group.hosts)
+        assert placed == homes, "each group is on its hosts, and on no other"
         for action in actions:
             if isinstance(action, model.StartGroup):
                 host = self.state.host(action.host)

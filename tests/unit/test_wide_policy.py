@@ -165,7 +165,8 @@ def test_a_death_that_a_lost_host_has_caused_elsewhere_costs_no_restart_either(r
 def test_the_silence_of_a_host_ends_its_group_elsewhere_long_before_it_counts_as_lost(run: WideRun) -> None:
     actions = run.feed(model.AgentDisconnected(host="h1"))
     delays = {action.name: action.delay_s for action in actions if isinstance(action, model.SetTimer)}
-    assert delays == {"part:h1": WIDE.part_silent_s, "agent:h1": WIDE.agent_lost_s}
+    doubted = {"doubt:h1": WIDE.agent_doubted_s}
+    assert delays == {"part:h1": WIDE.part_silent_s, "agent:h1": WIDE.agent_lost_s, **doubted}
     assert run.group.phase is GroupPhase.RUNNING
 
     assert run.orders(run.feed(model.TimerFired(name="part:h1"))) == [("end", "h0", 1)]
