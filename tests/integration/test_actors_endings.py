@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -35,8 +36,8 @@ elif how == "raise":
 """
 
 
-def start(how: str, mark: str) -> subprocess.Popen[str]:
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "ACTORS_TEST_MARK": mark}
+def start(how: str, mark: str, folder: Path) -> subprocess.Popen[str]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "ACTORS_TEST_MARK": mark, "TMPDIR": str(folder)}
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM, how],
         env=env,
@@ -48,21 +49,24 @@ def start(how: str, mark: str) -> subprocess.Popen[str]:
     )
 
 
-def sockets() -> set[str]:
-    return {entry.name for entry in Path("/tmp").glob("sky-monarch-*")}
+@pytest.fixture
+def folder():
+    """Where the program puts its sockets. Short: a socket's path has 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="smt-") as name:
+        yield Path(name)
 
 
 @pytest.mark.parametrize(
     "how", ["kill", "interrupt", *(pytest.param(how, marks=pytest.mark.slow) for how in ("raise", "end"))]
 )
-def test_nothing_outlives_the_program(how, tmp_path):
+def test_nothing_outlives_the_program(how, folder):
     mark = f"{os.getpid()}-{how}"
-    before = sockets()
-    program = start("busy" if how in ("kill", "interrupt") else how, mark)
+    program = start("busy" if how in ("kill", "interrupt") else how, mark, folder)
     try:
         assert program.stdout is not None
         kids = [int(pid) for pid in program.stdout.readline().split()]
         assert len(kids) == 2, program.stderr.read() if program.stderr else ""
+        assert list(folder.glob("sky-monarch-*/client")), "its sockets are there"
         if how == "kill":
             program.kill()
         elif how == "interrupt":
@@ -72,7 +76,7 @@ def test_nothing_outlives_the_program(how, tmp_path):
         _, stderr = program.communicate(timeout=LIMIT_S)
         assert time.monotonic() - began < 5 or how in ("raise", "end"), "Ctrl-C ends everything within 5 s"
         eventually(lambda: not with_variable("ACTORS_TEST_MARK", mark), within_s=5, what="all are gone")
-        eventually(lambda: not sockets() - before, within_s=5, what="the folder of sockets is gone")
+        eventually(lambda: not list(folder.iterdir()), within_s=5, what="the folder of sockets is gone")
         assert not any(map(is_alive, kids))
         wanted = {"kill": -signal.SIGKILL, "interrupt": -signal.SIGINT, "raise": 1, "end": 0}
         assert program.returncode == wanted[how], stderr
