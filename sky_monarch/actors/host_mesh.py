@@ -79,7 +79,7 @@ class HostMesh(Shaped):
 
 def this_host() -> HostMesh:
     """This host, as a mesh of one."""
-    return HostMesh(Region(Extent(("hosts",), (1,))))
+    return HostMesh(Region(Extent((), ())))
 
 
 def this_proc() -> ProcMesh:

@@ -50,11 +50,11 @@ def test_a_call_reaches_every_process_and_brings_back_a_mesh_of_values(echo):
     assert list(values.values()) == [{"a": [1, 2]}] * 2
     pids = list(echo.pid.call().get(LIMIT_S).values())
     assert len(set(pids)) == 2
-    assert values.item(hosts=0, gpus=1) == {"a": [1, 2]}
+    assert values.item(gpus=1) == {"a": [1, 2]}
 
 
 def test_functions_and_coroutines_are_mixed_in_one_actor(echo):
-    one = echo.slice(hosts=0, gpus=0)
+    one = echo.slice(gpus=0)
 
     assert one.echo.call_one("f").get(LIMIT_S) == "f"
     assert one.echo_later.call_one("c", after_s=0.01).get(LIMIT_S) == "c"
@@ -62,11 +62,11 @@ def test_functions_and_coroutines_are_mixed_in_one_actor(echo):
 
 def test_an_actor_knows_its_rank_in_the_mesh_that_was_called(echo):
     whole = list(echo.where.call().get(LIMIT_S).values())
-    part = echo.slice(hosts=0, gpus=slice(1, 2)).where.call().get(LIMIT_S).get(0)
+    part = echo.slice(gpus=slice(1, 2)).where.call().get(LIMIT_S).get(0)
     flat = list(echo.flatten("ranks").where.call().get(LIMIT_S).values())
 
     assert [rank for rank, _, _ in whole] == [0, 1]
-    assert whole[1] == (1, {"hosts": 0, "gpus": 1}, {"hosts": 1, "gpus": 2})
+    assert whole[1] == (1, {"gpus": 1}, {"gpus": 2})
     assert part == (0, {"gpus": 0}, {"gpus": 1})
     assert flat[1] == (1, {"ranks": 1}, {"ranks": 2})
 
