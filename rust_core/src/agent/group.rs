@@ -217,12 +217,15 @@ impl Group {
         loop {
             let Ended { outcome, progressed, survivors } = self.generation(number).await;
             let cause = match outcome {
-                Outcome::Done if self.plan.span.is_some() && self.stop.borrow().is_some() => {
-                    self.stopped(number);
-                    break;
-                }
                 Outcome::Done => {
                     self.show(number, GroupState::Done);
+                    // Of a part it has to be said, for others of its group may go on. What comes from here on the
+                    // supervisor answers.
+                    if self.plan.span.is_some() && self.stop.borrow().is_some() {
+                        self.stopped(number);
+                    } else if let Some(Cause::Elsewhere { reason }) = self.over_elsewhere(number) {
+                        self.emit(Self::ended_event(replica, number, &reason));
+                    }
                     break;
                 }
                 Outcome::Stopped => {

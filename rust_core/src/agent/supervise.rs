@@ -17,7 +17,9 @@ use super::probe::Probe;
 use super::services::Services;
 use super::setup::Setup;
 use super::tree::{self, Family};
-use crate::protocol::{Command, Event, GroupPlan, GroupState, LogRead, ProbeTarget, Reached, SessionCommand};
+use crate::protocol::{
+    Command, Event, GroupPlan, GroupSnapshot, GroupState, LogRead, ProbeTarget, Reached, SessionCommand,
+};
 
 const LOOK: Duration = Duration::from_millis(50);
 /// Adopted zombies are looked for this often, beside each SIGCHLD.
@@ -170,11 +172,7 @@ impl Supervisor {
                 self.start(*plan);
             }
             Command::Probe { targets, deadline_s } => self.reach(targets, deadline_s),
-            Command::StopGroup { replica, grace_s, reason } => match self.groups.get(&replica) {
-                // Another part of its group may go on: the whole of it is not over with this one.
-                Some(group) if !(group.is_part && group.is_over()) => group.stop(grace_s, &reason),
-                _ => self.context.outbox.emit(Event::GroupStopped { replica, generation: 0 }),
-            },
+            Command::StopGroup { replica, grace_s, reason } => self.stop(replica, grace_s, &reason),
             Command::WhoSaves { replica, reason } => self.tell_who_saves(replica, &reason),
             Command::EndGeneration { replica, generation, reason } => {
                 self.end_generation(replica, generation, &reason);
@@ -194,15 +192,19 @@ impl Supervisor {
         let replica = plan.replica;
         let mut before = None;
         if let Some(handle) = self.groups.get(&replica) {
-            if handle.go_on(&plan) {
-                return;
-            }
             let last = self.context.groups().get(&replica).map(|last| (last.generation, last.state));
             let settled =
                 last.is_some_and(|(_, state)| is_settled(state)) && !mutant::is_on("start_only_anew");
+            // The task of one that is done or stopped ends any moment, and would not hear of it.
+            if !settled && handle.go_on(&plan) {
+                return;
+            }
             let ended = handle.is_over() || settled || handle.is_part;
             if !ended || last.is_some_and(|(generation, _)| plan.generation <= generation) {
                 return;
+            }
+            if handle.is_part && !handle.is_over() {
+                handle.stop(0.0, "a newer generation is wanted");
             }
             before = self.groups.remove(&replica);
         }
@@ -222,10 +224,30 @@ impl Supervisor {
 
     /// Ends this host's part of a generation that has ended on another one.
     fn end_generation(&self, replica: u32, generation: u64, reason: &str) {
-        match self.groups.get(&replica).filter(|group| !group.is_over()) {
-            Some(group) => group.end_generation(generation, reason),
-            None => self.context.outbox.emit(group::nothing_left(replica, generation, reason)),
+        let group = self.groups.get(&replica).filter(|group| !group.is_over());
+        if let Some(group) = group {
+            group.end_generation(generation, reason);
         }
+        if group.is_none() || self.is_done(replica) {
+            self.context.outbox.emit(group::nothing_left(replica, generation, reason));
+        }
+    }
+
+    fn stop(&self, replica: u32, grace_s: f64, reason: &str) {
+        let group = self.groups.get(&replica);
+        if let Some(group) = group {
+            group.stop(grace_s, reason);
+        }
+        if group.is_none_or(|group| group.is_part && (group.is_over() || self.is_done(replica))) {
+            self.context.outbox.emit(Event::GroupStopped { replica, generation: 0 });
+        }
+    }
+
+    /// Whether nothing of a group is left, its work done. Its task looks once more when it has shown that: from then on
+    /// it is for us to answer.
+    fn is_done(&self, replica: u32) -> bool {
+        let done = |last: &GroupSnapshot| last.state == GroupState::Done && last.pids.is_empty();
+        self.context.groups().get(&replica).is_some_and(done)
     }
 
     fn release(&mut self) {
