@@ -9,7 +9,7 @@ mkdir -p "$to/deb"
 
 packages=(libamdhip64-dev libamdhip64-5 libamd-comgr2 libhsa-runtime-dev libhsa-runtime64-1 libhsakmt1 libllvm15
   libibverbs-dev libibverbs1 libnl-3-200 libnl-route-3-200 libnuma1 libelf1 libdrm2 libdrm-amdgpu1 libedit2 libbsd0
-  libmd0 libz3-4 libtinfo6 libxml2)
+  libmd0 libz3-4 libtinfo6 libxml2 libicu72)
 if ! command -v apt-get >/dev/null || ! command -v dpkg >/dev/null; then
   echo "debian: no apt-get here" >> "$to/absent"
 elif [ ! -e "$to/debian/usr/include/hip/hip_runtime_api.h" ]; then

@@ -33,6 +33,8 @@ class GpuHost:
     #: Name and PCI vendor.
     nics: dict[str, int] = field(default_factory=lambda: {f"mlx5_{index}": 0x15B3 for index in range(4)})
 
+    _made: set[str] = field(default_factory=set)
+
     def __post_init__(self) -> None:
         device_id, gfx, dies, memory = MODELS[self.model]
         each = {"SPX": 1, "DPX": 2, "CPX": 8}[self.compute] * dies
@@ -89,9 +91,12 @@ class GpuHost:
             self.write("dev/infiniband/uverbs0", "")
 
     def write(self, path: str, text: str | bytes) -> None:
-        file = self.root / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(text.encode() if isinstance(text, str) else text)
+        folder, _, name = path.rpartition("/")
+        if folder not in self._made:  # most of the cost of a tree
+            (self.root / folder).mkdir(parents=True, exist_ok=True)
+            self._made.add(folder)
+        with open(f"{self.root}/{folder}/{name}", "wb") as file:  # noqa: PTH123
+            file.write(text.encode() if isinstance(text, str) else text)
 
     def sysfs(self, index: int) -> str:
         return f"sys/class/drm/renderD{128 + index}/device"
