@@ -191,6 +191,10 @@ impl Group {
             context,
             plan,
         };
+        // At once, or who asks now is told that nothing will come.
+        for rank in group.plan.ranks() {
+            group.context.logs.open(Some(group.slot(rank)), 0);
+        }
         group.show(group.plan.generation, GroupState::Starting);
         let rescue = Rescue {
             context: Arc::clone(&group.context),
@@ -209,9 +213,6 @@ impl Group {
     }
 
     async fn run(mut self) {
-        for rank in self.plan.ranks() {
-            self.context.logs.open(Some(self.slot(rank)), 0);
-        }
         let mut number = self.plan.generation.max(1);
         let replica = self.plan.replica;
         loop {

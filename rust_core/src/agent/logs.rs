@@ -1,10 +1,11 @@
 //! Answers to questions about captured output.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::segments::{self, Segment, Target};
 use crate::protocol::{GroupPlan, LogRead, Report, Slot};
@@ -19,7 +20,7 @@ type Stream = (Option<Slot>, u64);
 #[derive(Clone, Debug)]
 pub struct Logs {
     root: PathBuf,
-    growing: Arc<Mutex<HashSet<Stream>>>,
+    growing: Arc<Mutex<HashMap<Stream, u32>>>,
 }
 
 impl Logs {
@@ -65,12 +66,22 @@ impl Logs {
 
     /// Says that a stream may grow. Generation 0 stands for generations still to come.
     pub fn open(&self, slot: Option<Slot>, generation: u64) {
-        self.growing.lock().unwrap_or_else(PoisonError::into_inner).insert((slot, generation));
+        *self.growing().entry((slot, generation)).or_default() += 1;
     }
 
-    /// Says that a stream is complete.
+    /// Says that a stream is complete, once for each [`Logs::open`]: the next life of a group may begin before the
+    /// last one has ended.
     pub fn close(&self, slot: Option<Slot>, generation: u64) {
-        self.growing.lock().unwrap_or_else(PoisonError::into_inner).remove(&(slot, generation));
+        if let Entry::Occupied(mut times) = self.growing().entry((slot, generation)) {
+            *times.get_mut() -= 1;
+            if *times.get() == 0 {
+                times.remove();
+            }
+        }
+    }
+
+    fn growing(&self) -> MutexGuard<'_, HashMap<Stream, u32>> {
+        self.growing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Answers a question. Reads files: not for the runtime's own threads.
@@ -78,8 +89,8 @@ impl Logs {
         let &LogRead { request, slot, generation, offset, max_bytes } = question;
         // First this, then the files: what is complete now cannot grow while it is read.
         let complete = {
-            let growing = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
-            !growing.iter().any(|(s, g)| *s == slot && (generation == 0 || *g == generation))
+            let growing = self.growing();
+            !growing.keys().any(|(s, g)| *s == slot && (generation == 0 || *g == generation))
         };
         let folder = self.folder(slot);
         let streams = match generation {
