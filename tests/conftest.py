@@ -40,6 +40,16 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     session.config.stash[BEFORE] = _leavings()
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """``SKY_MONARCH_TEST_SHARE=k/n`` leaves of the slow tests every n-th, from the k-th on: what one landing has time for."""
+    first, stride = (int(part) for part in os.environ.get("SKY_MONARCH_TEST_SHARE", "0/1").split("/"))
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    left_out = set(slow) - set(slow[first % stride :: stride])
+    if left_out:
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail the whole session, workers included, where shared memory or socket folders are left."""
     # With a defect it may leave anything; and beside others, which start that session, it sees what is theirs.

@@ -82,6 +82,7 @@ def _run_in(folder: Path, mutant: Mutant, core: Path, patience: str) -> Done:
     assert old in text, f"{module} has changed: it has no {old!r}"
     (package / module).write_text(text.replace(old, new, 1))
     env = {**os.environ, "PYTHONPATH": str(folder), "SKY_MONARCH_TEST_PATIENCE": patience}
+    env.pop("SKY_MONARCH_TEST_SHARE", None)  # of the defects, not of the tests that they turn red
     if mutant.point:
         env["SKY_MONARCH_MUTANT"] = mutant.point  # for a lighthouse that a test starts by itself
     # In that folder: Python looks for the package there first.

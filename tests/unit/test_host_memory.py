@@ -71,6 +71,7 @@ def rows() -> list[dict[str, Any]]:
     said("h2", 1, "failed", kind="capacity", reason="no room")
     add("timer_fired", timer="host:h2")
     add("host_leaving", host="h1", kind="SIGTERM", reason="taken away", grace_s=30.0)
+    add("group_stopped", replica=1, generation=1, host="h1")
     add("agent_disconnected", host="h1", reason="gone")
     add("launcher_gone", silent_s=15.0)
     add("launcher_came")
