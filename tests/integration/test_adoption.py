@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from sky_monarch.errors import ChannelError
 from tests.support.controllers import ControllerRun, ScriptedAgent
 from tests.support.runs import FREE_RANK, Workbench, generation_of, pid_of
@@ -203,6 +205,7 @@ def test_a_run_whose_work_was_done_when_it_was_lost_has_succeeded_and_is_not_run
     assert marks.read_text().count("began") == 2
 
 
+@pytest.mark.slow
 def test_up_of_another_job_of_that_name_leaves_the_lost_run_alone(workbench: Workbench) -> None:
     name = workbench.up(workbench.job("same", run="sleep 300", replicas=1))
     before = eventually(lambda: (now := workbench.status(name)) and pid_of(now, 0) and now)

@@ -236,6 +236,7 @@ def test_whatever_interrupts_the_write_the_folder_is_as_before(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_nothing_is_replaced_and_an_interrupted_one_leaves_nothing(workbench: Workbench) -> None:
     folder = fake_run(workbench)
     taken = workbench.folder / "taken.tar.gz"

@@ -119,6 +119,7 @@ def test_without_the_fork_server_standbys_come_all_the_same(workbench: Workbench
     assert fork_server(workbench, name) != server, "there is a new one"
 
 
+@pytest.mark.slow
 def test_a_hung_fork_server_is_replaced_and_keeps_no_death_from_being_noticed(workbench: Workbench) -> None:
     name = start(workbench, "hung")
     standby_of(workbench, name, 1)

@@ -172,6 +172,7 @@ def test_a_host_of_another_version_says_so_and_one_with_anothers_certificate_is_
         assert pid_of(status, 0), "nobody was disturbed"
 
 
+@pytest.mark.slow
 def test_a_host_that_saves_before_it_goes_holds_nobody_up(workbench: Workbench, tmp_path: Path) -> None:
     save_s = 6
     job = workbench.job(

@@ -149,6 +149,7 @@ def test_a_lighthouse_that_is_starved_drops_nobody(bench: Bench) -> None:
     assert bench.control().state()["counters"]["drops"] == {"evicted": 0, "silent": 0}
 
 
+@pytest.mark.slow
 def test_a_restart_of_the_lighthouse_leaves_everyone_time_to_be_heard_again(bench: Bench) -> None:
     pids = started(bench)
     for _ in range(3):

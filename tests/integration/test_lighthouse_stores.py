@@ -188,6 +188,7 @@ def test_a_helper_that_dies_is_replaced_and_nobody_waits_for_it(bench: Bench) ->
     assert helpers(bench) != [helper]
 
 
+@pytest.mark.slow
 def test_a_helper_that_hangs_holds_up_neither_quorum_nor_evict_and_is_ended(bench: Bench) -> None:
     at = with_store(bench, (0, 1), (1, 1))
     (helper,) = helpers(bench)
@@ -202,6 +203,7 @@ def test_a_helper_that_hangs_holds_up_neither_quorum_nor_evict_and_is_ended(benc
     with_store(bench, (0, 1), (1, 2))
 
 
+@pytest.mark.slow
 def test_the_helper_dies_with_the_lighthouse_even_where_it_is_stopped(bench: Bench) -> None:
     with_store(bench, (0, 1), (1, 1))
     (helper,) = helpers(bench)

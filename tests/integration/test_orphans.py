@@ -69,6 +69,7 @@ def test_a_run_outlives_the_keeper_of_its_agent(workbench: Workbench) -> None:
     eventually(lambda: not workbench.processes(name), within_s=10)
 
 
+@pytest.mark.slow
 def test_without_a_keeper_the_run_is_lost_but_its_ranks_still_end(workbench: Workbench) -> None:
     """Also ranks that ignore TERM; what left their session is reaped by ``down``."""
     run = "(setsid sleep 300 &); trap '' TERM; sleep 300; sleep 300"

@@ -66,6 +66,7 @@ def test_a_job_that_names_a_port_itself_is_refused_with_the_reason(workbench: Wo
     assert not workbench.home.exists()
 
 
+@pytest.mark.slow
 def test_two_runs_at_once_share_no_port_and_both_finish(workbench: Workbench) -> None:
     script = workbench.folder / "connect.py"
     script.write_text(CONNECT)

@@ -128,7 +128,7 @@ def test_a_rank_that_hangs_while_it_says_that_it_waits_is_not_excused_for_ever(w
     assert [recovery["cause"] for recovery in after["recoveries"]] == ["no commit within 1 s"]
 
 
-@pytest.mark.parametrize("who", ["agent", "controller"])
+@pytest.mark.parametrize("who", ["agent", pytest.param("controller", marks=pytest.mark.slow)])
 def test_a_supervisor_that_was_paused_blames_nobody_when_it_comes_back(
     workbench: Workbench, who: str
 ) -> None:
@@ -153,6 +153,7 @@ def test_a_supervisor_that_was_paused_blames_nobody_when_it_comes_back(
     assert after[f"{who}_pid"] == pid
 
 
+@pytest.mark.slow
 def test_a_lighthouse_that_stays_stopped_is_replaced_by_its_spare(workbench: Workbench) -> None:
     """A stopped one is silent, not dead: nothing that a death tells comes, and all would wait for it."""
     name = workbench.up(workbench.job("stopped", run=f"{FREE_RANK} --steps 2000"))

@@ -95,6 +95,7 @@ def test_a_variable_without_a_value_is_filled_from_the_callers_environment(workb
     assert "[0/0] got from the shell" in done.stdout
 
 
+@pytest.mark.slow
 def test_line_ends_byte_order_mark_and_comments_change_nothing_that_runs(workbench: Workbench) -> None:
     text = (
         "name: bytes\n# 🚀 a comment with ümlauts\nreplicas: 1\n"

@@ -51,7 +51,7 @@ def with_canary(what: str) -> set[int]:
     return found
 
 
-@pytest.mark.parametrize("given", ["exported", "typed"])
+@pytest.mark.parametrize("given", ["exported", pytest.param("typed", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("ending", ["down", "failure"])
 def test_a_secret_is_nowhere_but_in_its_process_and_one_private_file(
     workbench: Workbench, given: str, ending: str

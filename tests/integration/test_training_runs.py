@@ -142,6 +142,7 @@ def test_a_killed_group_comes_back_from_its_standby_and_all_end_bit_equal(workbe
     assert re.search(r"step \d+ went on without 8 samples of replicas \[1\]: \[\d+(, \d+){7}\]", log)
 
 
+@pytest.mark.slow
 def test_the_same_holds_where_the_standby_has_run_ahead_up_to_its_session(workbench: Workbench) -> None:
     recovery = survive_a_kill(workbench, replicas=2, standby=1, until="session", lighthouse=TOLD)
     assert recovery["first_commit_s"] < STUCK_S / 5, "nobody waited for a timeout"
@@ -152,6 +153,7 @@ def test_the_same_holds_where_the_standby_has_run_ahead_up_to_its_session(workbe
     assert not any("cannot" in text or "could not" in text for text in said), said
 
 
+@pytest.mark.slow
 def test_the_same_holds_under_torchfts_own_lighthouse(workbench: Workbench) -> None:
     recovery = survive_a_kill(workbench, replicas=2, standby=0, lighthouse=BY_SILENCE)
     assert recovery["evict_s"] is None, "nobody can tell it of a death"
@@ -203,6 +205,7 @@ def test_without_the_push_it_stays_stuck(workbench: Workbench) -> None:
         survive_a_hang(workbench, within_s=15, without="push")
 
 
+@pytest.mark.slow
 def test_rehearsed_faults_of_the_session_name_their_cause_on_the_first_screen(workbench: Workbench) -> None:
     job = workbench.job(
         "faults",
@@ -255,6 +258,7 @@ def test_a_plain_torchft_script_survives_a_kill(workbench: Workbench) -> None:
     assert len(set(ends.values())) == 1, "it healed"
 
 
+@pytest.mark.slow
 def test_a_torchrun_script_runs_unchanged_and_a_death_restarts_its_own_group_only(
     workbench: Workbench,
 ) -> None:

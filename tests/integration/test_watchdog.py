@@ -43,9 +43,12 @@ def live_at_the_lighthouse(workbench: Workbench, name: str) -> set[tuple[int, in
     return {(one["replica"], one["generation"]) for one in control.state()["replicas"]}
 
 
+SLOW = pytest.mark.slow
+
+
 @pytest.mark.parametrize(
     ("replicas", "hang"),
-    [(2, [1]), (3, [1]), (3, [0, 2]), (3, [0, 1, 2])],
+    [(2, [1]), pytest.param(3, [1], marks=SLOW), pytest.param(3, [0, 2], marks=SLOW), (3, [0, 1, 2])],
     ids=["1of2", "1of3", "2of3", "all"],
 )
 def test_those_that_hang_are_ended_at_once_and_once_and_nobody_else(

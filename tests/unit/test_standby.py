@@ -215,6 +215,7 @@ def test_whoever_has_an_agent_and_no_generation_cannot_enter_a_session() -> None
         RankEnvironment.read({**known, **place, "SKY_MONARCH_GENERATION": "1"})
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.timeout(2 * IMPORTS_S)
 def test_what_a_session_does_on_standby_changes_nothing_of_the_training(tmp_path: Path) -> None:
