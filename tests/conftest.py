@@ -41,7 +41,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """``SKY_MONARCH_TEST_SHARE=k/n`` leaves every n-th of the slow tests, from the k-th on: what a landing has time for."""
+    """Of the slow tests ``SKY_MONARCH_TEST_SHARE=k/n`` leaves every n-th, from the k-th on: for a landing."""
     first, stride = (int(part) for part in os.environ.get("SKY_MONARCH_TEST_SHARE", "0/1").split("/"))
     slow = [item for item in items if item.get_closest_marker("slow")]
     left_out = set(slow) - set(slow[first % stride :: stride])
