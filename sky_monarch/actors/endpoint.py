@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar
 
 from sky_monarch.actors import serial
 from sky_monarch.actors.future import Future, each_of, mesh_of, one_of
@@ -37,10 +37,19 @@ class Endpoint(Generic[P, R]):
     def __set_name__(self, owner: type, name: str) -> None:
         self.__name__ = name
 
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        if instance is None:
-            return self
-        return self.__wrapped__.__get__(instance, owner)
+    if TYPE_CHECKING:
+        # Type checkers take a mesh for the class of its actors, so what they see there is the endpoint.
+        def __get__(self, instance: object, owner: type | None = None) -> Self: ...
+
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+            """Of an actor: its own method."""
+
+    else:
+
+        def __get__(self, instance, owner=None):
+            if instance is None:
+                return self
+            return self.__wrapped__.__get__(instance, owner)
 
     def of(self, mesh: ActorMesh) -> Endpoint[P, R]:
         """The same endpoint of a mesh."""

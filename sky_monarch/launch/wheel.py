@@ -10,6 +10,7 @@ import base64
 import hashlib
 import io
 import re
+import tomllib
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -106,7 +107,7 @@ def find_wheel(given: str | None, *, package: Path, version: str) -> Wheel:
         tags = _tags(installed.read_text("WHEEL") or "")
     else:
         files = dict(_tree(package))
-        files |= _minimal(info, version)
+        files |= _minimal(info, version, _required(package.parent / "pyproject.toml"))
         tags = []
     tags = tags or [("cp311", "abi3", f"linux_{machine}")]
     files[f"{info}/WHEEL"] = _about(tags)
@@ -172,8 +173,22 @@ def _tree(package: Path) -> Iterator[tuple[str, Path]]:
                 yield inner, path
 
 
-def _minimal(info: str, version: str) -> dict[str, bytes]:
+def _required(project: Path) -> list[str]:
+    """What the package of a checkout needs: a head, unlike other hosts, gets it from the package index.
+
+    Raises:
+        LaunchError: The file does not say.
+    """
+    try:
+        needed = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["dependencies"]
+        return [str(one) for one in needed]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise LaunchError(f"{project} does not say what sky-monarch needs: {error}", hint=_FIX) from error
+
+
+def _minimal(info: str, version: str, required: list[str]) -> dict[str, bytes]:
     about = f"Metadata-Version: 2.1\nName: {_DISTRIBUTION}\nVersion: {version}\nRequires-Python: >=3.11\n"
+    about += "".join(f"Requires-Dist: {one}\n" for one in required)
     script = f"[console_scripts]\n{_DISTRIBUTION} = {_PACKAGE}.__main__:main\n"
     return {f"{info}/METADATA": about.encode(), f"{info}/entry_points.txt": script.encode()}
 

@@ -204,6 +204,7 @@ def test_a_core_that_does_not_load_here_is_told_as_that(tmp_path: Path) -> None:
     (package := tmp_path / "sky_monarch").mkdir()
     (package / "__init__.py").write_text(f"__version__ = {VERSION!r}\n")
     (package / "_core.abi3.so").write_bytes(b"\x7fELF" + bytes(14) + (0x3E).to_bytes(2, "little") + bytes(44))
+    shutil.copy(Path(sky_monarch.__file__).parents[1] / "pyproject.toml", tmp_path)
     (home := tmp_path / "home").mkdir()
     host = Host(home, find_wheel(None, package=package, version=VERSION))
 

@@ -30,6 +30,7 @@ def package(module_path: Path) -> Path:
     """A checkout of ours with next to nothing for a core."""
     left_out = shutil.ignore_patterns("__pycache__", "_core.abi3.so")
     folder = shutil.copytree(PACKAGE, module_path / "sky_monarch", ignore=left_out)
+    shutil.copy(PACKAGE.parent / "pyproject.toml", module_path)
     (folder / "_core.abi3.so").write_bytes(CORE)
     (folder / "__pycache__").mkdir()
     for junk in ("__pycache__/a.pyc", "launch/.host.sh.swp", "up.py.orig", "notes.txt", "_core.so"):
@@ -79,6 +80,17 @@ def test_what_a_build_leaves_in_a_checkout_is_no_installation(wheel, package, mo
     monkeypatch.syspath_prepend(package.parent)
 
     assert find_wheel(None, package=package, version=VERSION).ship_id == wheel.ship_id
+
+
+def test_it_says_what_a_head_has_to_get_from_the_package_index(wheel, package, tmp_path):
+    with zipfile.ZipFile(wheel.write(tmp_path)) as archive:
+        about = archive.read(f"sky_monarch-{VERSION}.dist-info/METADATA").decode()
+    assert "Requires-Dist: pydantic>=" in about
+    assert "torch" not in about
+
+    alone = shutil.copytree(package, tmp_path / "sky_monarch")
+    with pytest.raises(LaunchError, match="does not say what sky-monarch needs"):
+        find_wheel(None, package=alone, version=VERSION)
 
 
 def test_it_holds_the_package_with_its_data_and_nothing_that_lies_beside_it(wheel, tmp_path):
