@@ -195,7 +195,7 @@ def test_all_groups_go_on_from_the_newest_checkpoint(
 
 
 def test_what_was_computed_before_the_checkpoint_was_read_is_not_used(zygote: Zygote, tmp_path: Path) -> None:
-    checkpoint = json.dumps({"to": str(tmp_path / "checkpoints"), "every_steps": 4, "keep": 1})
+    checkpoint = json.dumps({"to": str(tmp_path / "checkpoints"), "every_steps": 8, "keep": 1})
     ninth = []
     for log in (tmp_path / "first", tmp_path / "second"):
         alone = zygote.fork(f"{RANKS}:rank", str(log), {"steps": 9}, SKY_MONARCH_CHECKPOINT=checkpoint)
