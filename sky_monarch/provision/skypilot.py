@@ -154,7 +154,7 @@ class SkyPilotProvider:
             if not error.is_away:  # else the request may be under way: it is waited for again
                 self._requests.change(order.host, request_id=None, asked_ms=None)
             raise _translated(error) from error
-        hosts = max(1, sum(int(one.get("nodes", 1)) for one in choice.get("hosts") or ()))
+        hosts = max(1, len(choice.get("hosts") or ()))
         planned = (
             choice.get("usd_per_hour") if cluster_of(choice, order.host) else None
         )  # else it is the head
