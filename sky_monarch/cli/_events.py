@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from sky_monarch.cli._output import plain, seconds
+from sky_monarch.cli._output import number, plain, seconds
 
 if TYPE_CHECKING:
     from sky_monarch.sdk.types import Event
@@ -173,6 +173,9 @@ _TEXTS: Mapping[str, Callable[[_Fields], str]] = {
     "host_lost": lambda f: f"host {f.get('host')}, attempt {f.get('attempt')} is lost{_why(f)}",
     "groups_placed": lambda f: (
         f"groups {', '.join(map(str, f.get('groups') or ()))} go from host {f.get('host')} to {f.get('on')}{_why(f)}"
+    ),
+    "head_launched": lambda f: (
+        f"the head, {f.get('cluster')}, bills {number(f.get('usd_per_hour'), 3)} $/h since its launch"
     ),
     "launcher_came": lambda _: "a launcher asks which hosts are wanted",
     "launcher_gone": lambda f: (

@@ -57,7 +57,8 @@ def _table(found: Sequence[RunStatus]) -> list[str]:
 def _spent(one: RunStatus) -> tuple[str, str]:
     if not one.hosts:
         return "-", "-"
-    return f"{sum(host.phase == 'UP' for host in one.hosts)}/{len(one.hosts)}", money(one.cost_usd)
+    hosts = [host for host in one.hosts if not host.head]
+    return f"{sum(host.phase == 'UP' for host in hosts)}/{len(hosts)}", money(one.cost_usd)
 
 
 def _row(one: RunStatus) -> tuple[str, ...]:
@@ -78,7 +79,7 @@ def _hosts(one: RunStatus) -> list[str]:
     rows = [
         (
             host.host,
-            "spare" if host.spare else ",".join(map(str, host.groups)) or "-",
+            "head" if host.head else "spare" if host.spare else ",".join(map(str, host.groups)) or "-",
             host.place or "-",
             str(host.attempt),
             host.phase,

@@ -19,7 +19,7 @@ from sky_monarch.controller.host_events import (
 )
 from sky_monarch.errors import ConfigError, RunNotFoundError
 
-__all__ = ["HOST_EVENTS", "check_host_report"]
+__all__ = ["HOST_EVENTS", "check_head_bill", "check_host_report"]
 
 _Words = TypeVar("_Words", bound=StrEnum)
 _MAX_REASON, _MAX_PLACE = 4000, 200
@@ -59,9 +59,6 @@ def check_host_report(
     choice = report.get("choice")
     if choice is not None and not _whole(choice, 0, max(0, choices - 1)):
         raise ConfigError(f"choice {choice!r:.20} is not one of the {choices} of this job")
-    price = report.get("usd_per_hour")
-    if price is not None and not (_number(price) and 0 <= price < math.inf):
-        raise ConfigError(f"usd_per_hour is {price!r:.20}, not a price")
     return {
         "event": "host_report",
         "host": host,
@@ -71,8 +68,40 @@ def check_host_report(
         "reason": _text(report.get("reason"), _MAX_REASON, "reason"),
         "choice": choice,
         "place": _text(report.get("place"), _MAX_PLACE, "place"),
-        "usd_per_hour": None if price is None else float(price),
+        "usd_per_hour": _price(report.get("usd_per_hour")),
     }
+
+
+def check_head_bill(bill: Mapping[str, Any]) -> dict[str, Any]:
+    """Check what a launcher says of the price of the head, and make it a row of the journal.
+
+    Raises:
+        ConfigError: It is not what the API allows.
+    """
+    unknown = sorted(bill.keys() - {"cluster", "since_ms", "place", "usd_per_hour"})
+    if unknown:
+        raise ConfigError(f"unknown field {unknown[0]!r:.40}")
+    cluster = _text(bill.get("cluster"), _MAX_PLACE, "cluster")
+    if cluster is None:
+        raise ConfigError("cluster is missing")
+    since_ms = bill.get("since_ms")
+    if not _whole(since_ms, 0, 2**53):
+        raise ConfigError(f"since_ms is {since_ms!r:.40}, not a moment of Unix time")
+    return {
+        "event": "head_launched",
+        "cluster": cluster,
+        "since_ms": since_ms,
+        "place": _text(bill.get("place"), _MAX_PLACE, "place"),
+        "usd_per_hour": _price(bill.get("usd_per_hour")),
+    }
+
+
+def _price(price: object) -> float | None:
+    if price is None:
+        return None
+    if not (isinstance(price, int | float) and _number(price) and 0 <= price < math.inf):
+        raise ConfigError(f"usd_per_hour is {price!r:.20}, not a price")
+    return float(price)
 
 
 def _word(value: object, words: type[_Words], what: str) -> _Words:

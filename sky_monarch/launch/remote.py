@@ -20,7 +20,7 @@ from sky_monarch.launch.bootstrap import shipped
 from sky_monarch.launch.cluster_plan import Choice, ClusterPlan, Head
 from sky_monarch.launch.head import COLLECT_S, HEAD, Away, head_files
 from sky_monarch.launch.offers import Reachability
-from sky_monarch.launch.placement import HostSet, Shape, host_sets
+from sky_monarch.launch.placement import HostSet, Shape, head_name, host_sets
 from sky_monarch.launch.plan import LocalPlan
 from sky_monarch.launch.shipping import Shipment
 from sky_monarch.launch.tasks import IDLE_MINUTES
@@ -216,7 +216,7 @@ def rehearsal(job: JobSpec, hosts: int) -> Launchable:
         image=None,
         hosts=host_sets(job.name, replicas=job.replicas, shape=shape, spare=job.recovery.spare),
         reachability="one host",
-        head=Head(kind="cluster", cluster=f"{job.name}-head", own=True)
+        head=Head(kind="cluster", cluster=head_name(job.name), own=True)
         if job.head == "cluster"
         else Head(kind="here"),
         usd_per_hour=0.0,

@@ -168,6 +168,14 @@ class ControllerClient:
         """
         self._ask("POST", "/v1/down", json={"grace_s": grace_s, "reason": reason[:1000]})
 
+    def head(self, bill: Mapping[str, Any]) -> None:
+        """Tell since when its head bills, and how much.
+
+        Raises:
+            ChannelError: The controller does not answer, or does not take it.
+        """
+        self._ask("POST", "/v1/head", json=dict(bill))
+
     def collected(self) -> None:
         """Say that all that is to be kept of the run was taken: its head need not wait any more.
 

@@ -14,7 +14,7 @@ from sky_monarch.controller import model
 from sky_monarch.controller.agents import Agents
 from sky_monarch.controller.clocks import HostClocks
 from sky_monarch.controller.enrolment import Enrolments
-from sky_monarch.controller.host_reports import check_host_report
+from sky_monarch.controller.host_reports import check_head_bill, check_host_report
 from sky_monarch.controller.money import Budget
 from sky_monarch.controller.plans import Plans
 from sky_monarch.controller.reports import policy_event
@@ -46,6 +46,33 @@ def test_a_report_becomes_a_row_with_all_of_its_fields() -> None:
     }
     event = policy_event(row)
     assert event == model.HostReport(host="h0", attempt=2, state=model.HostReported.LAUNCHED)
+
+
+BILL = {"cluster": "demo-head", "since_ms": 1_000, "place": "oci/x", "usd_per_hour": 1}
+
+
+def test_the_bill_of_a_head_becomes_a_row() -> None:
+    assert check_head_bill(BILL) == {**BILL, "event": "head_launched", "usd_per_hour": 1.0}
+    assert check_head_bill({**BILL, "usd_per_hour": None, "place": None})["usd_per_hour"] is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"cluster": ""},
+        {"cluster": 7},
+        {"since_ms": -1},
+        {"since_ms": True},
+        {"since_ms": "now"},
+        {"usd_per_hour": -1.0},
+        {"usd_per_hour": float("nan")},
+        {"usd_per_hour": "free"},
+        {"attempt": 1},
+    ],
+)
+def test_a_bill_that_makes_no_sense_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        check_head_bill({**BILL, **change})
 
 
 def test_a_failure_without_a_kind_is_an_error() -> None:
