@@ -33,6 +33,10 @@ class Hosts(Protocol):
         """Hosts and their cost."""
         ...
 
+    def place(self, order: Mapping[str, Any]) -> None:
+        """Place groups on the hosts of another place."""
+        ...
+
     def head(self, bill: Mapping[str, Any]) -> None:
         """Take since when the head bills, and how much."""
         ...
@@ -59,6 +63,10 @@ def host_routes(hosts: Hosts, body: Callable[[Request], Awaitable[dict[str, Any]
     async def report(request: Request) -> Response:
         return JSONResponse(hosts.report(await body(request)), status_code=202)
 
+    async def place(request: Request) -> Response:
+        hosts.place(await body(request))
+        return JSONResponse({}, status_code=202)
+
     async def head(request: Request) -> Response:
         hosts.head(await body(request))
         return JSONResponse({}, status_code=202)
@@ -75,6 +83,7 @@ def host_routes(hosts: Hosts, body: Callable[[Request], Awaitable[dict[str, Any]
         Route("/v1/head", head, methods=["POST"]),
         Route("/v1/hosts", listed, methods=["GET"]),
         Route("/v1/hosts/wanted", wanted, methods=["GET"]),
+        Route("/v1/hosts/placement", place, methods=["POST"]),
         Route("/v1/hosts/report", report, methods=["POST"]),
     ]
 

@@ -19,7 +19,7 @@ from sky_monarch.controller.host_events import (
 )
 from sky_monarch.errors import ConfigError, RunNotFoundError
 
-__all__ = ["HOST_EVENTS", "check_head_bill", "check_host_report"]
+__all__ = ["HOST_EVENTS", "check_head_bill", "check_host_report", "check_placement"]
 
 _Words = TypeVar("_Words", bound=StrEnum)
 _MAX_REASON, _MAX_PLACE = 4000, 200
@@ -94,6 +94,33 @@ def check_head_bill(bill: Mapping[str, Any]) -> dict[str, Any]:
         "place": _text(bill.get("place"), _MAX_PLACE, "place"),
         "usd_per_hour": _price(bill.get("usd_per_hour")),
     }
+
+
+def check_placement(order: Mapping[str, Any], *, replicas: int, choices: int) -> dict[str, Any]:
+    """Check where a launcher wants groups to be, and make it a row of the journal.
+
+    Args:
+        order: ``{choice, homes: {host: [replica, …]}}``.
+        replicas: Groups of the run.
+        choices: How many places the job may run in.
+
+    Raises:
+        ConfigError: It is not what the API allows.
+    """
+    unknown = sorted(order.keys() - {"choice", "homes"})
+    if unknown:
+        raise ConfigError(f"unknown field {unknown[0]!r:.40}")
+    choice, homes = order.get("choice"), order.get("homes")
+    if not _whole(choice, 0, max(0, choices - 1)):
+        raise ConfigError(f"choice {choice!r:.20} is not one of the {choices} of this job")
+    if not isinstance(homes, Mapping) or not all(isinstance(mine, list) for mine in homes.values()):
+        raise ConfigError("homes is no map of lists of groups")
+    if not all(isinstance(name, str) and 0 < len(name) <= _MAX_PLACE for name in homes):
+        raise ConfigError("homes has a host without a usable name")
+    placed = [replica for mine in homes.values() for replica in mine]
+    if not all(_whole(one, 0, replicas - 1) for one in placed) or sorted(placed) != list(range(replicas)):
+        raise ConfigError(f"homes do not place each of the {replicas} groups once")
+    return {"event": "job_placed", "choice": choice, "homes": {name: list(mine) for name, mine in homes.items()}}
 
 
 def _price(price: object) -> float | None:

@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from sky_monarch.controller.enrolment import Enrolments, Issuer
-from sky_monarch.controller.host_reports import check_head_bill, check_host_report
+from sky_monarch.controller.host_reports import check_head_bill, check_host_report, check_placement
 from sky_monarch.controller.memory import Memory
+from sky_monarch.controller.moving import why_not_placed
 from sky_monarch.controller.phases import HostPhase
 from sky_monarch.controller.settings import Settings
 
@@ -136,6 +137,23 @@ class Provisioning:
         host = memory.state.host(row["host"])
         return {"host": host.name, "attempt": host.attempt, "phase": str(host.phase)}
 
+    def place(self, order: Mapping[str, Any]) -> None:
+        """Place groups as the place needs that a launcher is about to try; said twice, it was said once.
+
+        Raises:
+            ConfigError: It is not what the API allows, or it is too late for that.
+        """
+        state = self._memory().state
+        row = check_placement(order, replicas=len(state.groups), choices=self._settings.choices)
+        if row["choice"] == state.placement:
+            return
+        if (problem := why_not_placed(state)) is not None:
+            raise ConfigError(f"groups cannot be placed anew: {problem}")
+        taken = [host.name for host in state.hosts if not host.provisioned and host.name in row["homes"]]
+        if taken:
+            raise ConfigError(f"host {taken[0]} is not provisioned")
+        self._record(row)
+
     def head(self, bill: Mapping[str, Any]) -> None:
         """Take since when the head bills, and how much; said twice, it was said once.
 
@@ -174,7 +192,7 @@ class Provisioning:
             {
                 "host": host.name,
                 "groups": list(host.replicas),
-                "spare": host.spare,
+                "spare": host.spare and host.phase is not HostPhase.DOWN,
                 "head": False,
                 "attempt": host.attempt,
                 "phase": str(host.phase),

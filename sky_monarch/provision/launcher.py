@@ -267,11 +267,19 @@ class Launcher:
         self._head.gone(reason)
         step = self._status.get("step")
         stood = "" if step is None else f"; the last step that it told was {step}"
-        text = f"its head, {self._head.name}, is gone ({reason}), so its hosts were taken down{stood}"
+        text = f"its head, {self._head.name}, is gone ({reason}), so its hosts were taken down{stood}; {self._next}"
         if self._order is not None:
             self._end_from_outside(Ended("CANCELLED", f"{self._order.reason}; {text}", _CANCELLED))
         else:
             self._end_from_outside(Ended("FAILED", text, _FAILED))
+
+    @property
+    def _next(self) -> str:
+        """What to do after a head was lost."""
+        again = "`sky-monarch up` of the same job file starts it again"
+        if (to := self._settings.checkpoint) is not None:
+            return f"{again}, from its newest checkpoint in {to}"
+        return f"{again}, from the beginning: the job has no checkpoint"
 
     def _end_from_outside(self, ended: Ended) -> None:
         """Take down all that was ever asked for."""

@@ -173,6 +173,7 @@ def test_one_word_that_the_head_is_gone_proves_nothing_and_two_end_the_run(site:
     assert final["state"] == "FAILED"
     assert "its head, demo-head, is gone (the provider says that demo-head is gone)" in final["reason"]
     assert "the last step that it told was 41" in final["reason"]
+    assert "`sky-monarch up` of the same job file starts it again" in final["reason"]
     assert site.provider.clusters == {}, "hosts that have nobody to dial cost money"
 
 

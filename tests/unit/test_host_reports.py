@@ -14,7 +14,7 @@ from sky_monarch.controller import model
 from sky_monarch.controller.agents import Agents
 from sky_monarch.controller.clocks import HostClocks
 from sky_monarch.controller.enrolment import Enrolments
-from sky_monarch.controller.host_reports import check_head_bill, check_host_report
+from sky_monarch.controller.host_reports import check_head_bill, check_host_report, check_placement
 from sky_monarch.controller.money import Budget
 from sky_monarch.controller.plans import Plans
 from sky_monarch.controller.reports import policy_event
@@ -73,6 +73,33 @@ def test_the_bill_of_a_head_becomes_a_row() -> None:
 def test_a_bill_that_makes_no_sense_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         check_head_bill({**BILL, **change})
+
+
+PLACED: dict[str, Any] = {"choice": 1, "homes": {"h0": [0, 2], "h1": [1], "spare": []}}
+
+
+def test_where_groups_are_to_be_becomes_a_row() -> None:
+    assert check_placement(PLACED, replicas=3, choices=2) == {**PLACED, "event": "job_placed"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"choice": 2},
+        {"choice": None},
+        {"homes": None},
+        {"homes": {"h0": [0, 1]}},
+        {"homes": {"h0": [0, 1, 2], "h1": [2]}},
+        {"homes": {"h0": [0, 1, 3]}},
+        {"homes": {"h0": [0, 1, True]}},
+        {"homes": {"": [0, 1, 2]}},
+        {"homes": {"h0": 7}},
+        {"why": "x"},
+    ],
+)
+def test_a_placement_that_makes_no_sense_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        check_placement({**PLACED, **change}, replicas=3, choices=2)
 
 
 def test_a_failure_without_a_kind_is_an_error() -> None:

@@ -6,6 +6,7 @@ import io
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,9 @@ def test_a_plan_shows_what_would_travel_before_anything_does(run, tmp_path):
     assert "warning: virtual environments are of no use on a host" in plan.stderr
     assert ".venv" in plan.stderr
     assert "warning:" not in run("plan", "job.yaml", "--yaml").stderr
+    began_s = time.monotonic()
+    run("validate", "job.yaml")
+    assert time.monotonic() - began_s < 3, "it looks at no file of it"
 
 
 def test_a_dry_run_says_what_up_would_refuse(run, tmp_path):

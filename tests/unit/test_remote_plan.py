@@ -240,6 +240,28 @@ def test_candidates_that_place_groups_otherwise_are_left_out_with_their_reasons(
     assert any(reason.startswith("MI300X:") and "on runpod" in reason for reason in found.left_out)
 
 
+def test_candidates_may_put_more_groups_on_a_host_but_none_over_several():
+    text = (
+        "replicas: 4\ninfra: do\nhead: here\n"
+        "resources: {accelerators: MI300X:1, ordered: [{gpus_per_host: 8}, {gpus_per_host: 1}]}\n"
+    )
+    spec = job(text, BASE.replace("replicas: 3\n", ""))
+    found = launchable(spec, plan_clusters(spec))
+
+    assert [len(choice.hosts) for choice in found.choices] == [1, 4]
+    assert found.left_out == ()
+    wide = (
+        "ranks_per_replica: 8\ninfra: slurm\nhead: here\n"
+        "resources: {accelerators: MI300X:8, ordered: [{gpus_per_host: 8}, {gpus_per_host: 4}]}\n"
+    )
+    spec = job(wide)
+    found = launchable(spec, plan_clusters(spec))
+    assert [len(choice.hosts) for choice in found.choices] == [3]
+    (reason,) = found.left_out
+    assert "a group takes 2 hosts there, in the first candidate 1" in reason
+    assert "set resources.gpus_per_host to a size that all candidates have" in reason
+
+
 def test_where_nothing_is_left_every_reason_is_told():
     said = refusal(
         "head: api-server\nresources: {accelerators: MI300X:1, ordered: [{infra: k8s}, {infra: ssh}]}\n"
