@@ -120,7 +120,11 @@ def check_placement(order: Mapping[str, Any], *, replicas: int, choices: int) ->
     placed = [replica for mine in homes.values() for replica in mine]
     if not all(_whole(one, 0, replicas - 1) for one in placed) or sorted(placed) != list(range(replicas)):
         raise ConfigError(f"homes do not place each of the {replicas} groups once")
-    return {"event": "job_placed", "choice": choice, "homes": {name: list(mine) for name, mine in homes.items()}}
+    return {
+        "event": "job_placed",
+        "choice": choice,
+        "homes": {name: list(mine) for name, mine in homes.items()},
+    }
 
 
 def _price(price: object) -> float | None:

@@ -1,5 +1,7 @@
-"""Which replica groups live on which host, once a run was scaled or its job moved; also in its folder, for who has lost
-the journal."""
+"""Which replica groups live on which host, once a run was scaled or its job moved.
+
+It lies in the folder of the run as well, for a controller that has lost the journal.
+"""
 
 from __future__ import annotations
 

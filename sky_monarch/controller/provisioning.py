@@ -13,6 +13,7 @@ from sky_monarch.controller.memory import Memory
 from sky_monarch.controller.moving import why_not_placed
 from sky_monarch.controller.phases import HostPhase
 from sky_monarch.controller.settings import Settings
+from sky_monarch.errors import ConfigError
 
 __all__ = ["Provisioning"]
 

@@ -122,7 +122,7 @@ def lost_row(run_dir: Path, why: str | None, *, replicas: int) -> dict[str, Any]
     most = replicas if scaled is None else replicas + sum(map(len, scaled["homes"].values()))
     generations = _generations(run_dir / "logs", range(most))
     final = _final(run_dir / "final.json")
-    if why is None and not generations and final is None:
+    if why is None and not generations and final is None and scaled is None:
         return None
     return {
         "event": "journal_lost",

@@ -231,7 +231,9 @@ def _choice(job: JobSpec, candidate: Candidate, infra: str, known: Snapshot) -> 
     accelerator = f"{candidate.accelerator.name}:{shape.gpus}" if candidate.accelerator else None
     each = offer.price(spot=candidate.use_spot) if offer else None
     head_price = cloud.head.usd_per_hour if head.own and cloud.head else None
-    total = None if each is None else round(each * (shape.hosts + spare * shape.nodes) + (head_price or 0.0), 4)
+    total = (
+        None if each is None else round(each * (shape.hosts + spare * shape.nodes) + (head_price or 0.0), 4)
+    )
     tasks = [
         (host.cluster, host_task(job, candidate, cloud, _filled(host, hosts), infra, accelerator, image))
         for host in hosts

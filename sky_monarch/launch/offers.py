@@ -14,7 +14,16 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Cloud", "HeadOffer", "Offer", "Reachability", "Snapshot", "Source", "known_offers", "read_snapshot"]
+__all__ = [
+    "Cloud",
+    "HeadOffer",
+    "Offer",
+    "Reachability",
+    "Snapshot",
+    "Source",
+    "known_offers",
+    "read_snapshot",
+]
 
 
 class Reachability(StrEnum):

@@ -26,7 +26,7 @@ _STEM = _LONGEST - len("-head")
 
 
 def _stem(job: str) -> str:
-    """The part of the name that all clusters of a job share: its own, or of a longer one what fits and a hash of all."""
+    """What the names of all clusters of a job begin with: its own, or of a longer one what fits and a hash of all."""
     if len(job) <= _STEM:
         return job
     tail = f"-{hashlib.sha256(job.encode()).hexdigest()[:8]}"

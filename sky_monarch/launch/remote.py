@@ -154,9 +154,9 @@ def _reason(job: JobSpec, choice: Choice, first: Choice | None) -> tuple[str, st
     if first is not None and choice.hosts != first.hosts:
         mine, theirs = choice.hosts[0].nodes, first.hosts[0].nodes
         if max(mine, theirs) > 1:
+            there = f"a group takes {_count_of(mine, 'host')} there and {theirs} in the first candidate"
             return (
-                f"a group takes {_count_of(mine, 'host')} there, in the first candidate {theirs}, and groups over "
-                "several hosts are placed once, for all candidates alike",
+                f"{there}, and one over several is placed once, for all candidates alike",
                 "set resources.gpus_per_host to a size that all candidates have, or make it a job of its own",
             )
     return None

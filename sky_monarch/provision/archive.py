@@ -131,5 +131,10 @@ def _add_head(values: dict[str, Any], bill: Mapping[str, Any]) -> None:
     hours = max(0.0, time.time() - bill["since_ms"] / 1e3) / 3600
     usd, before = round(price * hours, 4), line.get("cost_usd") or 0.0
     wasted = line.get("wasted_usd")
-    line |= {"head": True, "usd_per_hour": price, "cost_usd": usd, "wasted_usd": usd if wasted is None else wasted}
+    line |= {
+        "head": True,
+        "usd_per_hour": price,
+        "cost_usd": usd,
+        "wasted_usd": usd if wasted is None else wasted,
+    }
     values["cost_usd"] = round((values.get("cost_usd") or 0.0) + max(0.0, usd - before), 4)

@@ -6,8 +6,9 @@ launched in that choice (and in the very zone of the first, where the plan says 
 often that fails, and no good host is given up for another choice. Where all hosts are lost, the next scout begins
 with the choice that they were in.
 
-Where choices place groups on hosts in different ways, a host is launched in the way that the controller has taken, and no
-other: the scout has it take the next one, until a host is up. From then on choices that place groups otherwise are out.
+Where choices place groups on hosts in different ways, a host is launched in the way that the controller has taken, and
+no other: the scout has it take the next one, until a host is up. From then on choices that place groups otherwise are
+out.
 
 A round of choices that all failed is over for every attempt that has taken part in it, or begins within a moment of
 it: the same reasons for all. When another one is due is up to the controller.

@@ -23,9 +23,7 @@ GROUPS = 2
 def test_a_run_whose_head_is_a_job_trains_on_without_its_launcher_and_ends_with_nothing_left(
     site: Site, client: Client
 ) -> None:
-    name = client.up(
-        client.free_job("far", replicas=GROUPS, min_replicas=1, head="cluster"), timeout_s=400
-    )
+    name = client.up(client.free_job("far", replicas=GROUPS, min_replicas=1, head="cluster"), timeout_s=400)
     before = client.wait_for_all(name, step=10, within_s=400, replicas=GROUPS)
     jobs, folder = client.host_jobs(name), client.folder_of(name)
     (head,) = site.slurm.jobs(named=f"{name}-head")

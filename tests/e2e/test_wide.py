@@ -19,9 +19,7 @@ RESOURCES = {"accelerators": "MI300X:2", "gpus_per_host": 1, "cpus": "4+", "memo
 def test_a_group_over_two_nodes_keeps_both_jobs_at_a_crash_and_has_only_a_lost_node_replaced(
     site: Site, client: Client
 ) -> None:
-    job = client.free_job(
-        "wide", replicas=1, min_replicas=1, ranks_per_replica=2, resources=RESOURCES
-    )
+    job = client.free_job("wide", replicas=1, min_replicas=1, ranks_per_replica=2, resources=RESOURCES)
     name = client.up(job)
     client.wait_for_all(name, step=10, within_s=400, replicas=1)
     jobs, before = client.host_jobs(name), client.status(name)

@@ -1,4 +1,4 @@
-"""A job whose places have hosts of different sizes: real controller, real provisioner, a provider of a test, and agents."""
+"""Places with hosts of different sizes: real controller and provisioner, a provider and agents of a test."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FOUR = {f"demo-h{number}": [number] for number in range(GROUPS)}
 
 def placed(infra: str, homes: dict[str, list[int]]) -> dict[str, Any]:
     hosts = [{"cluster": name, "groups": groups, "nodes": 1} for name, groups in homes.items()]
-    return choice(infra, list(homes), hosts=hosts, usd_per_hour=2.0 * len(homes))
+    return {**choice(infra, list(homes)), "hosts": hosts}
 
 
 class Job:

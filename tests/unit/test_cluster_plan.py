@@ -189,7 +189,7 @@ def test_a_group_of_several_hosts_has_a_cluster_for_each_where_they_share_a_netw
     assert [(host.groups, host.node) for host in choice.hosts] == [((0,), 0), ((0,), 1), ((1,), 0), ((1,), 1)]
     assert choice.reachability == "same network"
     assert any("the loss of one ends it on all of them" in note for note in choice.notes)
-    assert choice.usd_per_hour == pytest.approx(4 * 48)
+    assert choice.usd_per_hour == pytest.approx(4 * 48 + 0.037), "and the head"
     task = tasks(choice)["demo-h0"]
     assert (task["num_nodes"], task["resources"]["accelerators"]) == (1, "MI300X:8")
     assert task["resources"]["memory"] == "64+", "what a group asks for, shared by its hosts"
@@ -387,7 +387,9 @@ def test_the_price_of_a_head_that_is_a_cluster_is_in_the_sum_and_none_of_a_host_
     values = away.to_json()
     assert planned_price(values, "demo-head") == 0.037
     assert planned_price(values, "demo-h1") == pytest.approx(here.usd_per_hour / 2)
-    assert planned_price(values, "demo-h7") == pytest.approx(here.usd_per_hour / 2), "one that it is scaled to"
+    assert planned_price(values, "demo-h7") == pytest.approx(here.usd_per_hour / 2), (
+        "one that it is scaled to"
+    )
     unknown = first("infra: do\nresources: {accelerators: MI300X:8}")
     assert unknown.head_usd_per_hour is None
     assert any("demo-head (2 CPUs) is not known, and not in the sum" in note for note in unknown.notes)
@@ -397,7 +399,12 @@ def test_a_head_may_be_a_job_of_slurm_which_opens_no_port_for_it():
     choice = first("infra: slurm/c1/gpu\nhead: cluster\nresources: {accelerators: MI300X:2}")
 
     task = tasks(choice)["demo-head"]
-    assert task["resources"] == {"infra": "slurm/c1/gpu", "cpus": "2+", "memory": "8+"}
+    assert {key: task["resources"][key] for key in ("infra", "cpus", "memory")} == {
+        "infra": "slurm/c1/gpu",
+        "cpus": "2+",
+        "memory": "8+",
+    }
+    assert "ports" not in task["resources"]
     assert any("a time limit or a pre-emption" in note for note in choice.notes)
     assert first("infra: slurm/c1/gpu\nresources: {accelerators: MI300X:2}").head.kind == "here"
 

@@ -75,11 +75,11 @@ def test_a_bill_that_makes_no_sense_is_refused(change: dict[str, Any]) -> None:
         check_head_bill({**BILL, **change})
 
 
-PLACED: dict[str, Any] = {"choice": 1, "homes": {"h0": [0, 2], "h1": [1], "spare": []}}
+WANTED_AT: dict[str, Any] = {"choice": 1, "homes": {"h0": [0, 2], "h1": [1], "spare": []}}
 
 
 def test_where_groups_are_to_be_becomes_a_row() -> None:
-    assert check_placement(PLACED, replicas=3, choices=2) == {**PLACED, "event": "job_placed"}
+    assert check_placement(WANTED_AT, replicas=3, choices=2) == {**WANTED_AT, "event": "job_placed"}
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_where_groups_are_to_be_becomes_a_row() -> None:
 )
 def test_a_placement_that_makes_no_sense_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
-        check_placement({**PLACED, **change}, replicas=3, choices=2)
+        check_placement({**WANTED_AT, **change}, replicas=3, choices=2)
 
 
 def test_a_failure_without_a_kind_is_an_error() -> None:

@@ -77,5 +77,8 @@ def test_the_summary_of_a_journal_knows_where_groups_are() -> None:
     other = memory()
     other.restore(json.loads(json.dumps(first.summary())))
     assert other.state == first.state
-    assert {host.name: host.replicas for host in other.state.hosts if host.replicas} == {"h0": (0, 1), "h5": (2,)}
+    assert {host.name: host.replicas for host in other.state.hosts if host.replicas} == {
+        "h0": (0, 1),
+        "h5": (2,),
+    }
     assert other.since_ms["h5"] == 1
