@@ -52,6 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 after SIGTERM.
     """
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        # Slurm warns every process of a job: the agent is the one that leaves, and needs its lighthouse for that.
+        signal.signal(number, signal.SIG_IGN)
     try:
         config = _read(sys.argv[1:] if arguments is None else arguments)
         if config.get("kind") == "torchft":

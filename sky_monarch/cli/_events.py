@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from sky_monarch.cli._output import plain, seconds
+from sky_monarch.cli._output import number, plain, seconds
 
 if TYPE_CHECKING:
     from sky_monarch.sdk.types import Event
@@ -120,6 +120,11 @@ def _host_report(fields: _Fields) -> str:
     return f"{who}: {state.replace('_', ' ')}{told}{why}"
 
 
+def _some(groups: object) -> str:
+    """The groups of a host, for people."""
+    return ",".join(map(str, groups)) if isinstance(groups, list) and groups else "spare"
+
+
 _TEXTS: Mapping[str, Callable[[_Fields], str]] = {
     "setup_started": lambda _: "setup began",
     "setup_finished": lambda f: (
@@ -173,6 +178,13 @@ _TEXTS: Mapping[str, Callable[[_Fields], str]] = {
     "host_lost": lambda f: f"host {f.get('host')}, attempt {f.get('attempt')} is lost{_why(f)}",
     "groups_placed": lambda f: (
         f"groups {', '.join(map(str, f.get('groups') or ()))} go from host {f.get('host')} to {f.get('on')}{_why(f)}"
+    ),
+    "job_placed": lambda f: (
+        f"groups are placed for candidate {int(f.get('choice') or 0) + 1}: "
+        + ", ".join(f"{name} {_some(mine)}" for name, mine in (f.get("homes") or {}).items())
+    ),
+    "head_launched": lambda f: (
+        f"the head, {f.get('cluster')}, bills {number(f.get('usd_per_hour'), 3)} $/h since its launch"
     ),
     "launcher_came": lambda _: "a launcher asks which hosts are wanted",
     "launcher_gone": lambda f: (

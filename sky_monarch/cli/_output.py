@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import typer
 
+from sky_monarch.cli._coercion import check_plainly
 from sky_monarch.errors import SkyMonarchError
 
 __all__ = [
@@ -191,6 +192,18 @@ def _leave_quietly() -> NoReturn:
 
 class Commands(typer.core.TyperGroup):
     """The command group: turns what a command raises into messages and exit codes."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the options that stand before the command."""
+        check_plainly(self.get_params(ctx))
+        return super().parse_args(ctx, args)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of that name."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            check_plainly(command.get_params(ctx))  # also its `--help`, which it keeps
+        return command
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sky_monarch.cli._events import describe, exit_text, is_failure, memory_text, size_text
-from sky_monarch.cli._output import columns, number, plain, seconds
+from sky_monarch.cli._output import columns, money, number, plain, seconds
 from sky_monarch.tracebacks import culprit
 
 if TYPE_CHECKING:
     from sky_monarch.sdk.types import Event, RecoveryRecord, RunStatus
 
-__all__ = ["failure_lines", "recovery_lines", "result_line"]
+__all__ = ["failure_lines", "host_lines", "recovery_lines", "result_line"]
 
 _TAIL_LINES = 8
 _SHOWN = 10
@@ -59,6 +60,32 @@ def failure_lines(status: RunStatus, events: Sequence[Event]) -> list[str]:
         lines.append(f"next: sky-monarch logs {status.run_id} {slot} --tail 100")
     else:
         lines.append(f"next: sky-monarch events {status.run_id}")
+    return lines
+
+
+def host_lines(one: RunStatus) -> list[str]:
+    """Where each host is, and what all of them have cost so far."""
+    if not one.hosts:
+        return []
+    rows = [
+        (
+            host.host,
+            "head" if host.head else "spare" if host.spare else ",".join(map(str, host.groups)) or "-",
+            host.place or "-",
+            str(host.attempt),
+            host.phase,
+            seconds(None if host.since_ms is None else max(0.0, time.time() - host.since_ms / 1000)),
+            number(host.usd_per_hour, 2),
+            money(host.cost_usd),
+            plain(host.reason or ""),
+        )
+        for host in one.hosts
+    ]
+    header = ("HOST", "GROUPS", "PLACE", "ATTEMPT", "PHASE", "FOR", "$/H", "COST", "REASON")
+    lines = columns(header, rows)
+    if one.cost_usd is not None:
+        wasted = f", of which {money(one.wasted_usd)} brought no step" if one.wasted_usd else ""
+        lines.append(f"cost so far {money(one.cost_usd)}{wasted}")
     return lines
 
 

@@ -66,6 +66,9 @@ class PlainView:
         """Recovery report, failure, result."""
         for text in _report.recovery_lines(status):
             print_line(text)
+        if status.cost_usd:
+            for text in _report.host_lines(status):
+                print_line(text)
         if status.state not in ("SUCCEEDED", "CANCELLED"):
             for text in _report.failure_lines(status, failures):
                 print_line(text)

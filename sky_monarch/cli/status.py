@@ -10,7 +10,7 @@ import typer
 
 from sky_monarch.cli import _output
 from sky_monarch.cli._complete import run_names
-from sky_monarch.cli._output import columns, money, number, plain, print_json, print_line, say, seconds
+from sky_monarch.cli._output import columns, money, number, print_json, print_line, say, seconds
 
 if TYPE_CHECKING:
     from sky_monarch.sdk import RunStatus
@@ -57,7 +57,8 @@ def _table(found: Sequence[RunStatus]) -> list[str]:
 def _spent(one: RunStatus) -> tuple[str, str]:
     if not one.hosts:
         return "-", "-"
-    return f"{sum(host.phase == 'UP' for host in one.hosts)}/{len(one.hosts)}", money(one.cost_usd)
+    hosts = [host for host in one.hosts if not host.head]
+    return f"{sum(host.phase == 'UP' for host in hosts)}/{len(hosts)}", money(one.cost_usd)
 
 
 def _row(one: RunStatus) -> tuple[str, ...]:
@@ -71,34 +72,8 @@ def _row(one: RunStatus) -> tuple[str, ...]:
     return one.name, one.state, f"{number(one.step)}{goal}", groups, restarts, seconds(age_s), one.run_id
 
 
-def _hosts(one: RunStatus) -> list[str]:
-    """Where each host is, and what all of them have cost so far."""
-    if not one.hosts:
-        return []
-    rows = [
-        (
-            host.host,
-            "spare" if host.spare else ",".join(map(str, host.groups)) or "-",
-            host.place or "-",
-            str(host.attempt),
-            host.phase,
-            seconds(None if host.since_ms is None else max(0.0, time.time() - host.since_ms / 1000)),
-            number(host.usd_per_hour, 2),
-            money(host.cost_usd),
-            plain(host.reason or ""),
-        )
-        for host in one.hosts
-    ]
-    header = ("HOST", "GROUPS", "PLACE", "ATTEMPT", "PHASE", "FOR", "$/H", "COST", "REASON")
-    lines = columns(header, rows)
-    if one.cost_usd is not None:
-        wasted = f", of which {money(one.wasted_usd)} brought no step" if one.wasted_usd else ""
-        lines.append(f"cost so far {money(one.cost_usd)}{wasted}")
-    return lines
-
-
 def _details(one: RunStatus) -> None:
-    from sky_monarch.cli._report import recovery_lines, result_line
+    from sky_monarch.cli._report import host_lines, recovery_lines, result_line
 
     print_line(result_line(one))
     if one.quorum is not None:
@@ -106,7 +81,7 @@ def _details(one: RunStatus) -> None:
     if one.setup is not None and one.setup.state:
         code = "" if one.setup.exit_code is None else f", exit code {one.setup.exit_code}"
         print_line(f"setup {one.setup.state}{code}")
-    for text in _hosts(one):
+    for text in host_lines(one):
         print_line(text)
     if one.groups:
         header = (

@@ -102,6 +102,9 @@ async def _serve(settings: Settings, plans: Plans) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        # Slurm warns every process of a job: the agent is the one that leaves, and needs its controller for that.
+        signal.signal(number, signal.SIG_IGN)
     controller.start()
     _log.info("controller runs", run_id=settings.run_id, pid=os.getpid(), state=controller.status()["state"])
     serving = loop.create_task(server.serve(sockets=[listener]))

@@ -33,6 +33,14 @@ class Hosts(Protocol):
         """Hosts and their cost."""
         ...
 
+    def place(self, order: Mapping[str, Any]) -> None:
+        """Place groups on the hosts of another place."""
+        ...
+
+    def head(self, bill: Mapping[str, Any]) -> None:
+        """Take since when the head bills, and how much."""
+        ...
+
     def take(self) -> None:
         """Whoever launched the run has taken its end."""
         ...
@@ -55,6 +63,14 @@ def host_routes(hosts: Hosts, body: Callable[[Request], Awaitable[dict[str, Any]
     async def report(request: Request) -> Response:
         return JSONResponse(hosts.report(await body(request)), status_code=202)
 
+    async def place(request: Request) -> Response:
+        hosts.place(await body(request))
+        return JSONResponse({}, status_code=202)
+
+    async def head(request: Request) -> Response:
+        hosts.head(await body(request))
+        return JSONResponse({}, status_code=202)
+
     async def listed(_request: Request) -> Response:
         return JSONResponse(hosts.facts())
 
@@ -64,8 +80,10 @@ def host_routes(hosts: Hosts, body: Callable[[Request], Awaitable[dict[str, Any]
 
     return [
         Route("/v1/collected", collected, methods=["POST"]),
+        Route("/v1/head", head, methods=["POST"]),
         Route("/v1/hosts", listed, methods=["GET"]),
         Route("/v1/hosts/wanted", wanted, methods=["GET"]),
+        Route("/v1/hosts/placement", place, methods=["POST"]),
         Route("/v1/hosts/report", report, methods=["POST"]),
     ]
 

@@ -29,12 +29,12 @@ from sky_monarch.controller.journal import Journal
 from sky_monarch.controller.logs import LogReader, Process
 from sky_monarch.controller.memory import Memory
 from sky_monarch.controller.orders import Orders
-from sky_monarch.controller.placing import groups_added, hosts_of, write_scale
+from sky_monarch.controller.placing import hosts_of, places_anew, write_scale
 from sky_monarch.controller.plans import Plans
 from sky_monarch.controller.provisioning import Provisioning
 from sky_monarch.controller.rebuild import begun, lost_row, recall
 from sky_monarch.controller.reserve import Reserve
-from sky_monarch.controller.room import Room
+from sky_monarch.controller.room import Room, room_after
 from sky_monarch.controller.scale_plan import ScalePlan, plan_scale
 from sky_monarch.controller.settings import Settings
 from sky_monarch.controller.status import StatusBook
@@ -320,17 +320,17 @@ class Controller:
         if (before.phase, before.reason) != (self._state.phase, self._state.reason):
             change = {"event": "run_state", "state": str(self._state.phase), "reason": self._state.reason}
             self._append({**change, "previous": str(before.phase)})
-        if groups_added(row) or row["event"] == "scaled":
+        if places_anew(row):
             self._place()
         for action in actions:
             self._plan_act(action)
 
     def _place(self) -> None:
-        """Let everybody know which groups there are, and where, once the run was scaled."""
+        """Let everybody know which groups there are, and where, once the run was scaled or its job moved."""
         state, settings = self._state, self._settings
         hosts = hosts_of(state)
         began_with = settings.hosts.keys() == hosts.keys() and len(state.groups) == self._limits.replicas
-        if began_with and state.replicas == self._limits.replicas:
+        if began_with and state.replicas == self._limits.replicas and not state.placement:
             return
         self._plans.place(hosts, state.replicas)
         self._agents.place(hosts)
@@ -464,7 +464,7 @@ class Controller:
         Raises:
             ConfigError: It cannot be; nothing was done.
         """
-        plan = plan_scale(self._state, self._limits, replicas, self._room)
+        plan = plan_scale(self._state, self._limits, replicas, room_after(self._room, self._state))
         if plan.is_change and not dry_run:
             homes = {name: list(mine) for name, mine in plan.homes.items()}
             row = {"replicas": replicas, "previous": plan.previous, "homes": homes, "reason": reason}

@@ -49,6 +49,7 @@ class Enrolments:
         hosts = [self._host(state, host) for host in known]
         return {
             "version": state.wanted,
+            "placement": state.placement,
             "controller": self._settings.reached_at,
             "hosts": hosts,
             "ended": state.phase.ended,

@@ -8,6 +8,7 @@ from sky_monarch.controller.host_events import (
     BudgetSpent,
     HostLeaving,
     HostReport,
+    JobPlaced,
     LauncherCame,
     LauncherGone,
     Reached,
@@ -54,6 +55,7 @@ class JournalLost:
         outcome: What the run ended as; None where it goes on.
         ended: The reason for that end, and its exit code.
         scaled: To how many groups it was scaled, where that is known to have happened.
+        placed: For which place groups were placed on hosts, where that was not the first of the plan.
     """
 
     reason: str
@@ -61,6 +63,7 @@ class JournalLost:
     outcome: RunPhase | None = None
     ended: tuple[str, int] = ("", 1)
     scaled: Scaled | None = None
+    placed: JobPlaced | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,6 +285,7 @@ Event = (
     | Scaled
     | TimerFired
     | HostReport
+    | JobPlaced
     | HostLeaving
     | Reached
     | LauncherCame

@@ -11,6 +11,7 @@ __all__ = [
     "HostLeaving",
     "HostReport",
     "HostReported",
+    "JobPlaced",
     "LauncherCame",
     "LauncherGone",
     "Reached",
@@ -52,6 +53,19 @@ class HostReport:
     state: HostReported
     kind: FailureKind | None = None
     reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPlaced:
+    """The launcher is about to try a place where groups lie on hosts in another way.
+
+    Attributes:
+        choice: Number of that place in the plan.
+        homes: Replica groups by host; none on a spare one.
+    """
+
+    choice: int
+    homes: tuple[tuple[str, tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from sky_monarch.controller.host_events import (
 )
 from sky_monarch.errors import ConfigError, RunNotFoundError
 
-__all__ = ["HOST_EVENTS", "check_host_report"]
+__all__ = ["HOST_EVENTS", "check_head_bill", "check_host_report", "check_placement"]
 
 _Words = TypeVar("_Words", bound=StrEnum)
 _MAX_REASON, _MAX_PLACE = 4000, 200
@@ -59,9 +59,6 @@ def check_host_report(
     choice = report.get("choice")
     if choice is not None and not _whole(choice, 0, max(0, choices - 1)):
         raise ConfigError(f"choice {choice!r:.20} is not one of the {choices} of this job")
-    price = report.get("usd_per_hour")
-    if price is not None and not (_number(price) and 0 <= price < math.inf):
-        raise ConfigError(f"usd_per_hour is {price!r:.20}, not a price")
     return {
         "event": "host_report",
         "host": host,
@@ -71,8 +68,71 @@ def check_host_report(
         "reason": _text(report.get("reason"), _MAX_REASON, "reason"),
         "choice": choice,
         "place": _text(report.get("place"), _MAX_PLACE, "place"),
-        "usd_per_hour": None if price is None else float(price),
+        "usd_per_hour": _price(report.get("usd_per_hour")),
     }
+
+
+def check_head_bill(bill: Mapping[str, Any]) -> dict[str, Any]:
+    """Check what a launcher says of the price of the head, and make it a row of the journal.
+
+    Raises:
+        ConfigError: It is not what the API allows.
+    """
+    unknown = sorted(bill.keys() - {"cluster", "since_ms", "place", "usd_per_hour"})
+    if unknown:
+        raise ConfigError(f"unknown field {unknown[0]!r:.40}")
+    cluster = _text(bill.get("cluster"), _MAX_PLACE, "cluster")
+    if cluster is None:
+        raise ConfigError("cluster is missing")
+    since_ms = bill.get("since_ms")
+    if not _whole(since_ms, 0, 2**53):
+        raise ConfigError(f"since_ms is {since_ms!r:.40}, not a moment of Unix time")
+    return {
+        "event": "head_launched",
+        "cluster": cluster,
+        "since_ms": since_ms,
+        "place": _text(bill.get("place"), _MAX_PLACE, "place"),
+        "usd_per_hour": _price(bill.get("usd_per_hour")),
+    }
+
+
+def check_placement(order: Mapping[str, Any], *, replicas: int, choices: int) -> dict[str, Any]:
+    """Check where a launcher wants groups to be, and make it a row of the journal.
+
+    Args:
+        order: ``{choice, homes: {host: [replica, …]}}``.
+        replicas: Groups of the run.
+        choices: How many places the job may run in.
+
+    Raises:
+        ConfigError: It is not what the API allows.
+    """
+    unknown = sorted(order.keys() - {"choice", "homes"})
+    if unknown:
+        raise ConfigError(f"unknown field {unknown[0]!r:.40}")
+    choice, homes = order.get("choice"), order.get("homes")
+    if not _whole(choice, 0, max(0, choices - 1)):
+        raise ConfigError(f"choice {choice!r:.20} is not one of the {choices} of this job")
+    if not isinstance(homes, Mapping) or not all(isinstance(mine, list) for mine in homes.values()):
+        raise ConfigError("homes is no map of lists of groups")
+    if not all(isinstance(name, str) and 0 < len(name) <= _MAX_PLACE for name in homes):
+        raise ConfigError("homes has a host without a usable name")
+    placed = [replica for mine in homes.values() for replica in mine]
+    if not all(_whole(one, 0, replicas - 1) for one in placed) or sorted(placed) != list(range(replicas)):
+        raise ConfigError(f"homes do not place each of the {replicas} groups once")
+    return {
+        "event": "job_placed",
+        "choice": choice,
+        "homes": {name: list(mine) for name, mine in homes.items()},
+    }
+
+
+def _price(price: object) -> float | None:
+    if price is None:
+        return None
+    if not (isinstance(price, int | float) and _number(price) and 0 <= price < math.inf):
+        raise ConfigError(f"usd_per_hour is {price!r:.20}, not a price")
+    return float(price)
 
 
 def _word(value: object, words: type[_Words], what: str) -> _Words:

@@ -54,6 +54,7 @@ from sky_monarch.controller.host_events import (
     HostLeaving,
     HostReport,
     HostReported,
+    JobPlaced,
     LauncherCame,
     LauncherGone,
     Reached,
@@ -98,6 +99,7 @@ __all__ = [
     "HostPhase",
     "HostReport",
     "HostReported",
+    "JobPlaced",
     "JournalLost",
     "LauncherCame",
     "LauncherGone",
@@ -211,6 +213,8 @@ class State:
         launched: Somebody ever did, so that there may be hosts.
         wanted: Changes with what is wanted of the launcher.
         forgotten: Which attempts there were was lost with the journal.
+        placement: Number of the place in the plan for which groups were placed on hosts.
+        settled: A host has been up: where groups are is no matter of the place any more.
         unprovided: Exit code where too few hosts could be had for anything to begin; None: none was given up.
         reaping: How far the end is with the hosts.
         verdict: Reason of the end, while its hosts are taken down.
@@ -236,6 +240,8 @@ class State:
     launched: bool = False
     wanted: int = 0
     forgotten: bool = False
+    placement: int = 0
+    settled: bool = False
     unprovided: int | None = None
     reaping: Reaping = Reaping.NO
     verdict: str | None = None

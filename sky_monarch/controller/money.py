@@ -1,7 +1,9 @@
 """What a run has cost, what of it was wasted, and what it may cost. In time of the run, which rows of the journal tell.
 
 A host bills from the moment at which it is being launched until somebody has said that it is gone. What it cost before
-the first commit of the attempt is wasted, and all of it where none came: nothing was trained for it.
+the first commit of the attempt is wasted, and all of it where none came: nothing was trained for it. A head that is a
+cluster of its own was launched before there was a journal; it bills from then on, in vain until the first commit of
+anybody.
 """
 
 from __future__ import annotations
@@ -107,6 +109,7 @@ class MoneyBook:
     def __init__(self) -> None:
         self._clock = _Clock()
         self._accounts: dict[str, _Account] = {}
+        self._head: str | None = None
 
     # --- rows ------------------------------------------------------------------------------------------------
 
@@ -120,10 +123,28 @@ class MoneyBook:
                 account = self._account(row["host"])
                 account.attempt = row["attempt"]
                 self._open(account, row["attempt"]).came = True
+            case "head_launched":
+                self._head_launched(row)
             case "first_commit" | "ranks_up":
-                account_of = self._accounts.get(row.get("host", ""))
-                if account_of is not None and (bill := account_of.bills.get(account_of.attempt)):
-                    bill.committed_s = self._clock.total_s if bill.committed_s is None else bill.committed_s
+                for name in (row.get("host", ""), self._head or ""):
+                    self._committed(name)
+
+    def _committed(self, name: str) -> None:
+        """What is paid for a host from now on is not in vain."""
+        account = self._accounts.get(name)
+        if account is not None and (bill := account.bills.get(account.attempt)):
+            bill.committed_s = self._clock.total_s if bill.committed_s is None else bill.committed_s
+
+    def _head_launched(self, row: Mapping[str, Any]) -> None:
+        self._head = row["cluster"]
+        account = self._accounts[row["cluster"]] = _Account(
+            attempt=1, usd_per_hour=row["usd_per_hour"], place=row["place"]
+        )
+        before_s = max(0.0, (row["wall_ms"] - row["since_ms"]) / 1e3)
+        bill = _Bill(self._clock.total_s - before_s, row["usd_per_hour"], came=True)
+        commits = [one.committed_s for two in self._accounts.values() for one in two.bills.values()]
+        bill.committed_s = min((at_s for at_s in commits if at_s is not None), default=None)
+        account.bills[1] = bill
 
     def _account(self, host: str) -> _Account:
         return self._accounts.setdefault(host, _Account())
@@ -161,6 +182,11 @@ class MoneyBook:
         """Whether a checked report says what was said last of that host."""
         account = self._accounts.get(report["host"])
         return account is not None and account.last == {name: report[name] for name in _SAID}
+
+    @property
+    def head(self) -> str | None:
+        """The cluster that is the head; None where it is none, or nobody has told yet."""
+        return self._head
 
     # --- amounts ---------------------------------------------------------------------------------------------
 
@@ -206,12 +232,13 @@ class MoneyBook:
         for host, account in self._accounts.items():
             bills = {str(attempt): asdict(bill) for attempt, bill in account.bills.items()}
             accounts[host] = {**asdict(account), "bills": bills}
-        return {"clock": asdict(self._clock), "accounts": accounts}
+        return {"clock": asdict(self._clock), "accounts": accounts, "head": self._head}
 
     def restore(self, summary: Mapping[str, Any]) -> None:
         """Take up what :meth:`summary` gave; one of an older version has nothing of it."""
         self._clock = _Clock(**summary.get("clock", {}))
         self._accounts = {}
+        self._head = summary.get("head")
         for host, kept in summary.get("accounts", {}).items():
             bills = {int(attempt): _Bill(**bill) for attempt, bill in kept["bills"].items()}
             self._accounts[host] = _Account(**{**kept, "bills": bills, "settled": Cost(**kept["settled"])})

@@ -163,6 +163,7 @@ class Plans:
             hosts=self._settings.hosts,
             provisioner=self._settings.run_dir / "provisioner.json",
             base_env=self._settings.base_env,
+            away=bool(self._settings.collect_s),
         )
 
     def setup(self) -> dict[str, Any]:

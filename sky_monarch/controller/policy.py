@@ -30,6 +30,7 @@ from sky_monarch.controller.model import (
     HostLeaving,
     HostPhase,
     HostReport,
+    JobPlaced,
     JournalLost,
     LauncherCame,
     LauncherGone,
@@ -52,8 +53,8 @@ from sky_monarch.controller.model import (
     State,
     TimerFired,
 )
+from sky_monarch.controller.moving import Moving
 from sky_monarch.controller.turn import agent_timer, count_of, doubt_timer
-from sky_monarch.controller.wide import Wide
 from sky_monarch.errors import BudgetSpentError
 
 __all__ = ["Decision", "step"]
@@ -84,7 +85,7 @@ def step(state: State, event: Event, limits: Limits) -> Decision:
     return Decision(after, tuple(actions))
 
 
-class _Turn(Wide):
+class _Turn(Moving):
     """Takes the event."""
 
     def take(self, event: Event) -> None:
@@ -122,6 +123,8 @@ class _Turn(Wide):
                 self._budget_spent(event)
             case Scaled():
                 self._scaled(event)
+            case JobPlaced():
+                self._placed(event)
             case _:
                 self._group_event(event)
 
@@ -271,6 +274,8 @@ class _Turn(Wide):
         """Begin with next to nothing: the agents tell the rest when they connect."""
         note = f"the journal was lost: {event.reason}; what the agents know was taken from them"
         self._change(notes=(*self.state.notes, note))
+        if event.placed is not None:
+            self._placed(event.placed)
         if event.scaled is not None:
             self._scaled(event.scaled)
         for replica, generation in event.generations:

@@ -8,9 +8,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from sky_monarch.controller.enrolment import Enrolments, Issuer
-from sky_monarch.controller.host_reports import check_host_report
+from sky_monarch.controller.host_reports import check_head_bill, check_host_report, check_placement
 from sky_monarch.controller.memory import Memory
+from sky_monarch.controller.moving import why_not_placed
+from sky_monarch.controller.phases import HostPhase
 from sky_monarch.controller.settings import Settings
+from sky_monarch.errors import ConfigError
 
 __all__ = ["Provisioning"]
 
@@ -135,6 +138,37 @@ class Provisioning:
         host = memory.state.host(row["host"])
         return {"host": host.name, "attempt": host.attempt, "phase": str(host.phase)}
 
+    def place(self, order: Mapping[str, Any]) -> None:
+        """Place groups as the place needs that a launcher is about to try; said twice, it was said once.
+
+        Raises:
+            ConfigError: It is not what the API allows, or it is too late for that.
+        """
+        state = self._memory().state
+        row = check_placement(order, replicas=len(state.groups), choices=self._settings.choices)
+        if row["choice"] == state.placement:
+            return
+        if (problem := why_not_placed(state)) is not None:
+            raise ConfigError(f"groups cannot be placed anew: {problem}")
+        taken = [host.name for host in state.hosts if not host.provisioned and host.name in row["homes"]]
+        if taken:
+            raise ConfigError(f"host {taken[0]} is not provisioned")
+        self._record(row)
+
+    def head(self, bill: Mapping[str, Any]) -> None:
+        """Take since when the head bills, and how much; said twice, it was said once.
+
+        Raises:
+            ConfigError: It is not what the API allows, or this head is no cluster.
+        """
+        row = check_head_bill(bill)
+        if not self._settings.collect_s:
+            raise ConfigError("the head of this run is the machine that launched it")
+        memory = self._memory()
+        if memory.money.head is None and not memory.state.phase.ended:
+            self._record(row)
+            self._watch_budget()
+
     def take(self) -> None:
         """Whoever launched the run has taken its end: nobody need wait for that."""
         self.taken.set()
@@ -153,11 +187,14 @@ class Provisioning:
         """What the status of the run says of its hosts and their cost."""
         now = time.monotonic_ns(), time.time_ns() // 1_000_000
         memory = self._memory()
+        head = memory.money.head
+        heads = [] if head is None else [self._head_line(head, now)]
         hosts = [
             {
                 "host": host.name,
                 "groups": list(host.replicas),
-                "spare": host.spare,
+                "spare": host.spare and host.phase is not HostPhase.DOWN,
+                "head": False,
                 "attempt": host.attempt,
                 "phase": str(host.phase),
                 "reason": host.reason,
@@ -168,7 +205,22 @@ class Provisioning:
             for host in memory.state.hosts
             if host.provisioned
         ]
-        return {"hosts": hosts, **memory.money.totals(*now)}
+        return {"hosts": [*hosts, *heads], **memory.money.totals(*now)}
+
+    def _head_line(self, name: str, now: tuple[int, int]) -> dict[str, Any]:
+        """The head, where it is a cluster of its own: it costs as hosts do."""
+        return {
+            "host": name,
+            "groups": [],
+            "spare": False,
+            "head": True,
+            "attempt": 1,
+            "phase": str(HostPhase.UP),
+            "reason": None,
+            "gone": False,
+            "since_ms": self._settings.created_ms,
+            **self._memory().money.document(name, *now),
+        }
 
     # --- the budget ------------------------------------------------------------------------------------------
 

@@ -118,10 +118,11 @@ def lost_row(run_dir: Path, why: str | None, *, replicas: int) -> dict[str, Any]
         None where there never was one: the run is new.
     """
     scaled = read_scale(run_dir)
+    placed = None if scaled is None else scaled.pop("placed")
     most = replicas if scaled is None else replicas + sum(map(len, scaled["homes"].values()))
     generations = _generations(run_dir / "logs", range(most))
     final = _final(run_dir / "final.json")
-    if why is None and not generations and final is None:
+    if why is None and not generations and final is None and scaled is None:
         return None
     return {
         "event": "journal_lost",
@@ -129,6 +130,7 @@ def lost_row(run_dir: Path, why: str | None, *, replicas: int) -> dict[str, Any]
         "generations": {str(replica): generation for replica, generation in sorted(generations.items())},
         "final": final,
         **({} if scaled is None else {"scaled": scaled}),
+        **({} if placed is None else {"placed": placed}),
     }
 
 

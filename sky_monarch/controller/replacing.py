@@ -64,6 +64,7 @@ class Replacing(Verdict):
             case HostReported.LAUNCHING if host.phase is HostPhase.WANTED:
                 self._host(host.name, phase=HostPhase.LAUNCHING)
             case HostReported.LAUNCHED if host.phase in _ASKED:
+                self._change(settled=True)
                 self._host(host.name, phase=HostPhase.UP)
                 self._await_agent(host.name)
             case HostReported.FAILED if host.away and not host.over:
@@ -272,6 +273,7 @@ class Replacing(Verdict):
         if fence is not None:
             self.actions.append(Fence(host=host.name, attempt=event.attempt, reason=fence))
             return False
+        self._change(settled=True)
         changes: dict[str, Any] = {"phase": HostPhase.UP, "attempt": event.attempt, "doubted": False}
         if event.attempt != host.attempt and host.connected:
             reason = f"fenced: host {host.name} is at attempt {event.attempt}"
@@ -303,6 +305,6 @@ class Replacing(Verdict):
         """Nobody knows which attempts there were: whoever dials with the newest is it."""
         self._change(forgotten=True, launched=True)
         for host in self.state.hosts:
-            if host.provisioned:
+            if host.provisioned and host.phase is not HostPhase.DOWN:
                 self._host(host.name, phase=HostPhase.UP, attempt=0)
                 self._await_agent(host.name)

@@ -274,14 +274,20 @@ def _connected(row: Mapping[str, Any]) -> model.Event:
 
 def _journal_lost(row: Mapping[str, Any]) -> model.Event:
     final = row["final"]
-    scaled = row.get("scaled")
+    scaled, placed = row.get("scaled"), row.get("placed")
     return model.JournalLost(
+        placed=None if placed is None else _placed(placed),
         scaled=None if scaled is None else _scaled({**scaled, "reason": row["reason"]}),
         reason=row["reason"],
         generations=tuple((int(replica), number) for replica, number in row["generations"].items()),
         outcome=None if final is None else model.RunPhase(final["state"]),
         ended=("", 1) if final is None else (final["reason"], final["exit_code"]),
     )
+
+
+def _placed(row: Mapping[str, Any]) -> model.JobPlaced:
+    homes = tuple((name, tuple(replicas)) for name, replicas in row["homes"].items())
+    return model.JobPlaced(choice=row["choice"], homes=homes)
 
 
 def _scaled(row: Mapping[str, Any]) -> model.Scaled:
@@ -328,6 +334,7 @@ def _when(row: Mapping[str, Any]) -> int | None:
 _POLICY: dict[str, Callable[[Mapping[str, Any]], model.Event]] = {
     "controller_started": lambda _row: model.ControllerStarted(),
     "journal_lost": _journal_lost,
+    "job_placed": _placed,
     "agent_connected": _connected,
     "agent_disconnected": lambda row: model.AgentDisconnected(host=row["host"]),
     "down_requested": lambda row: model.DownRequested(grace_s=row["grace_s"], reason=row["reason"]),

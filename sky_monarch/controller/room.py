@@ -6,13 +6,16 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sky_monarch.errors import ConfigError
 
-__all__ = ["Room", "devices_here", "find_room"]
+if TYPE_CHECKING:
+    from sky_monarch.controller.model import State
+
+__all__ = ["Room", "devices_here", "find_room", "room_after"]
 
 _MOST = 16_384  # that the lighthouse knows
 _RANKS_A_CORE = 32
@@ -72,6 +75,7 @@ def find_room(
     provisioner: Path,
     base_env: Mapping[str, str],
     devices: Callable[[Mapping[str, str]], int | None] | None = None,
+    away: bool = False,
 ) -> Room:
     """How many groups a run has room for.
 
@@ -83,6 +87,7 @@ def find_room(
         provisioner: Path of ``provisioner.json``; there is none for a run of this machine alone.
         base_env: Of the shell that launched the run: its device mask counts.
         devices: Counts this machine's.
+        away: This machine is a head alone, and knows nothing of the plan.
     """
     try:
         choices = json.loads(provisioner.read_bytes())
@@ -90,7 +95,9 @@ def find_room(
     except (OSError, ValueError, LookupError, TypeError):
         provider, choice = None, {}
     ranks = int(job.get("ranks_per_replica", 1))
-    if provider in (None, "local"):
+    if away:
+        room = Room()
+    elif provider in (None, "local"):
         room = _room_here(
             ranks=ranks,
             devices_per_group=devices_per_group,
@@ -107,6 +114,16 @@ def find_room(
         per_host=max(_fit(choice), *(len(mine) for mine in hosts.values())),
         stem=names[0][1] if names else str(job.get("name", "host")),
     )
+
+
+def room_after(room: Room, state: State) -> Room:
+    """The same in the place that the job has moved to: as many on a host as it has there."""
+    if not state.placement:
+        return room
+    filled = [len(host.replicas) for host in state.hosts if host.provisioned and host.replicas]
+    per_host = max(filled, default=1)
+    most = per_host if len(filled) == 1 and room.most < _MOST else room.most
+    return replace(room, most=max(most, len(state.groups)), per_host=per_host)
 
 
 def _fit(choice: Mapping[str, Any]) -> int:

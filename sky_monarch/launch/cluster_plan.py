@@ -18,7 +18,7 @@ from sky_monarch.errors import ConfigError
 from sky_monarch.gpus import GPUS
 from sky_monarch.launch import rocm
 from sky_monarch.launch.offers import Cloud, Offer, Reachability, Snapshot, known_offers
-from sky_monarch.launch.placement import HostSet, Shape, host_sets
+from sky_monarch.launch.placement import HostSet, Shape, head_name, host_name, host_sets
 from sky_monarch.launch.sizing import CandidateRefusedError, choose_size
 from sky_monarch.launch.tasks import head_task, host_task
 
@@ -56,7 +56,9 @@ class Choice:
         hosts: The clusters.
         reachability: How they reach each other; ``one host`` where there is one.
         head: Where lighthouse and controller run.
-        usd_per_hour: Price of all hosts of the job, the spare ones too; None where that is unknown.
+        usd_per_hour: Price of all hosts of the job, the spare ones too, and of a head that is a cluster of its own
+            where that is known; None where that of a host is unknown.
+        head_usd_per_hour: Of that, the head's; None where it has no cluster of its own, or its price is unknown.
         price_day: The day of that price; ``<= `` before it where its source bears no date.
         price_source: Where it was read.
         notes: What else to know.
@@ -78,6 +80,7 @@ class Choice:
     notes: tuple[str, ...]
     tasks: tuple[tuple[str, str], ...]
     gpus_per_group: int = 0
+    head_usd_per_hour: float | None = None
 
     def documents(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """``(cluster, task)``: what ``sky launch -c cluster`` takes. Without any value of ``envs`` or ``secrets``."""
@@ -227,7 +230,10 @@ def _choice(job: JobSpec, candidate: Candidate, infra: str, known: Snapshot) -> 
     head = _head(job, cloud, hosts)
     accelerator = f"{candidate.accelerator.name}:{shape.gpus}" if candidate.accelerator else None
     each = offer.price(spot=candidate.use_spot) if offer else None
-    total = None if each is None else round(each * (shape.hosts + spare * shape.nodes), 4)
+    head_price = cloud.head.usd_per_hour if head.own and cloud.head else None
+    total = (
+        None if each is None else round(each * (shape.hosts + spare * shape.nodes) + (head_price or 0.0), 4)
+    )
     tasks = [
         (host.cluster, host_task(job, candidate, cloud, _filled(host, hosts), infra, accelerator, image))
         for host in hosts
@@ -249,6 +255,7 @@ def _choice(job: JobSpec, candidate: Candidate, infra: str, known: Snapshot) -> 
         notes=tuple(_notes(job, candidate, cloud, shape, offer, image, head)),
         tasks=tuple((cluster, json.dumps(task)) for cluster, task in tasks),
         gpus_per_group=candidate.accelerator.count if candidate.accelerator else 0,
+        head_usd_per_hour=head_price,
     )
 
 
@@ -332,15 +339,11 @@ def _head(job: JobSpec, cloud: Cloud, hosts: tuple[HostSet, ...]) -> Head:
     kind = job.head
     if kind == "auto":
         kind = "here" if cloud.name == "slurm" else "cluster"
-    if kind == "cluster" and cloud.name == "slurm":
-        raise CandidateRefusedError(
-            "SkyPilot opens no ports on Slurm, where hosts dial the head", "write head: here"
-        )
     if kind != "cluster":
         return Head(kind=kind)
     if len(hosts) == 1 and cloud.reachability is not Reachability.SAME_NETWORK:
         return Head(kind=kind, cluster=hosts[0].cluster)
-    return Head(kind=kind, cluster=f"{job.name}-head", own=True)
+    return Head(kind=kind, cluster=head_name(job.name), own=True)
 
 
 def _notes(
@@ -358,7 +361,7 @@ def _notes(
         count = "host is a spare one" if spare == 1 else "hosts are spare ones"
         yield f"{spare} {count}, at the price of any other: $/H has it in the sum"
     if shape.hosts > 1 and job.placement == "same-zone" and not names_one_zone(infra):
-        yield f"{job.name}-h0 chooses the zone, the others follow it"
+        yield f"{host_name(job.name, 0)} chooses the zone, the others follow it"
     if shape.sets > 1 and job.sync != EVERY_STEP and cloud.reachability is not Reachability.SAME_NETWORK:
         yield "groups average through the agents' tunnel"
     if shape.nodes > 1:
@@ -381,7 +384,12 @@ def _notes(
     if job.checkpoint is not None and folder_of(job.checkpoint.to) is not None:
         yield f"checkpoint.to, {job.checkpoint.to}, must be a folder that all hosts share, or it is lost with its host"
     if head.own and offer and offer.price(spot=candidate.use_spot) is not None:
-        yield f"the price of {head.cluster} (2 CPUs) is not known, and not in the sum"
+        if cloud.head is None:
+            yield f"the price of {head.cluster} (2 CPUs) is not known, and not in the sum"
+        else:
+            yield f"$/H has {cloud.head.usd_per_hour:g} for {head.cluster} ({cloud.head.instance}) in the sum"
+    if head.own and cloud.name == "slurm":
+        yield f"{head.cluster} is a job of Slurm: a time limit or a pre-emption of its partition ends the whole run"
     if head.kind == "here" and cloud.name != "slurm":
         yield "the hosts dial this machine: it needs an address that they reach"
 

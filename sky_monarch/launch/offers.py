@@ -14,7 +14,16 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Cloud", "Offer", "Reachability", "Snapshot", "Source", "known_offers", "read_snapshot"]
+__all__ = [
+    "Cloud",
+    "HeadOffer",
+    "Offer",
+    "Reachability",
+    "Snapshot",
+    "Source",
+    "known_offers",
+    "read_snapshot",
+]
 
 
 class Reachability(StrEnum):
@@ -88,6 +97,21 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeadOffer:
+    """What a head that is a cluster of its own runs on: 2 CPUs, 8 GiB, no GPU.
+
+    Attributes:
+        instance: The place's own name for it.
+        usd_per_hour: Its price, never as spot.
+        source: Where this was read.
+    """
+
+    instance: str
+    usd_per_hour: float
+    source: Source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cloud:
     """One place.
 
@@ -104,6 +128,7 @@ class Cloud:
         ports: Whether ports can be opened.
         sources: By field, where it was read.
         offers: Sizes of hosts with AMD GPUs.
+        head: The smallest machine that a head fits; None where its price was read nowhere.
     """
 
     name: str
@@ -118,6 +143,7 @@ class Cloud:
     ports: bool | None
     sources: Mapping[str, tuple[Source, ...]]
     offers: tuple[Offer, ...]
+    head: HeadOffer | None = None
 
     @property
     def plannable(self) -> bool:
@@ -176,12 +202,14 @@ def _cloud(entry: Mapping[str, Any], sources: Mapping[str, Source]) -> Cloud:
         field: tuple(sources[name] for name in ([names] if isinstance(names, str) else names))
         for field, names in entry["sources"].items()
     }
+    head = entry.get("head")
     fields = ("name", "title", "by", "spot", "multi_node", "docker", "network_tier", "autodown", "ports")
     return Cloud(
         **{field: entry[field] for field in fields},
         reachability=Reachability(entry["reachability"]),
         sources=given,
         offers=tuple(offer for part in entry["offers"] for offer in _offers(part, sources)),
+        head=None if head is None else HeadOffer(**{**head, "source": sources[head["source"]]}),
     )
 
 

@@ -6,11 +6,45 @@ import hashlib
 import re
 from dataclasses import dataclass
 
-__all__ = ["HostSet", "Shape", "attempt_of", "cluster_name", "host_sets", "shape_of"]
+__all__ = [
+    "HostSet",
+    "Shape",
+    "attempt_of",
+    "cluster_name",
+    "head_name",
+    "host_name",
+    "host_sets",
+    "shape_of",
+]
 
 _LONGEST = 33
 """What Azure and Kubernetes leave of a name, 42, beside the user's hash that SkyPilot adds: of what is longer it cuts
 the end off, which is all that tells two attempts apart, and puts two digits of a hash in its place."""
+
+_STEM = _LONGEST - len("-head")
+"""What of that a job's name may take: the rest tells its head and its first thousand hosts apart."""
+
+
+def _stem(job: str) -> str:
+    """What the names of all clusters of a job begin with: its own, or of a longer one what fits and a hash of all."""
+    if len(job) <= _STEM:
+        return job
+    tail = f"-{hashlib.sha256(job.encode()).hexdigest()[:8]}"
+    return job[: _STEM - len(tail)].rstrip("-") + tail
+
+
+def host_name(job: str, number: int) -> str:
+    """Name of a host of a job, which is that of its first cluster, too.
+
+    >>> host_name("demo", 0), host_name("llama-3-70b-pretraining-on-mi300x", 0)
+    ('demo-h0', 'llama-3-70b-pretrai-6ddf7427-h0')
+    """
+    return f"{_stem(job)}-h{number}"
+
+
+def head_name(job: str) -> str:
+    """Name of the cluster that lighthouse and controller of a job run on."""
+    return f"{_stem(job)}-head"
 
 
 def cluster_name(host: str, attempt: int) -> str:
@@ -46,7 +80,7 @@ class HostSet:
     """One cluster of one host: what is launched, lost and replaced alone.
 
     Attributes:
-        cluster: Its name, ``<job>-h<k>``.
+        cluster: Its name, ``<job>-h<k>`` as a rule, see :func:`host_name`.
         groups: Replica groups on it; none on a spare one.
         node: Which part of its group it has, where that needs several hosts; counted from 0.
         nodes: Hosts that each of its groups needs.
@@ -119,11 +153,11 @@ def host_sets(job: str, *, replicas: int, shape: Shape, spare: int = 0) -> tuple
         size = each + (index < more)
         groups = tuple(range(first, first + size))
         for node in range(shape.nodes):
-            name = f"{job}-h{index * shape.nodes + node}"
+            name = host_name(job, index * shape.nodes + node)
             found.append(HostSet(cluster=name, groups=groups, node=node, nodes=shape.nodes))
         first += size
     found += [
-        HostSet(cluster=f"{job}-h{shape.hosts + index}", groups=(), nodes=shape.nodes)
+        HostSet(cluster=host_name(job, shape.hosts + index), groups=(), nodes=shape.nodes)
         for index in range(spare)
     ]
     return tuple(found)

@@ -20,7 +20,7 @@ from sky_monarch.launch.bootstrap import shipped
 from sky_monarch.launch.cluster_plan import Choice, ClusterPlan, Head
 from sky_monarch.launch.head import COLLECT_S, HEAD, Away, head_files
 from sky_monarch.launch.offers import Reachability
-from sky_monarch.launch.placement import HostSet, Shape, host_sets
+from sky_monarch.launch.placement import HostSet, Shape, head_name, host_sets
 from sky_monarch.launch.plan import LocalPlan
 from sky_monarch.launch.shipping import Shipment
 from sky_monarch.launch.tasks import IDLE_MINUTES
@@ -38,7 +38,7 @@ class Launchable:
     """What of a plan this version launches.
 
     Attributes:
-        choices: In the order in which they are tried, at least one; all place the groups alike.
+        choices: In the order in which they are tried, at least one; each may place groups on hosts in its own way.
         left_out: Choices that it does not launch, and why.
     """
 
@@ -47,7 +47,7 @@ class Launchable:
 
     @property
     def hosts(self) -> tuple[HostSet, ...]:
-        """The hosts, in whichever choice."""
+        """The hosts of the choice that is tried first."""
         return self.choices[0].hosts
 
 
@@ -73,7 +73,7 @@ class RemotePlan:
 
     @property
     def hosts(self) -> tuple[HostSet, ...]:
-        """The hosts."""
+        """The hosts of the choice that is tried first."""
         return self.choices[0].hosts
 
 
@@ -152,12 +152,18 @@ def _reason(job: JobSpec, choice: Choice, first: Choice | None) -> tuple[str, st
             "write head: here or head: cluster",
         )
     if first is not None and choice.hosts != first.hosts:
-        other, own = len(first.hosts), len(choice.hosts)
-        return (
-            f"it takes {own} hosts, the first candidate {other}, and this version does not place groups anew",
-            "set resources.gpus_per_host to a number that both have",
-        )
+        mine, theirs = choice.hosts[0].nodes, first.hosts[0].nodes
+        if max(mine, theirs) > 1:
+            there = f"a group takes {_count_of(mine, 'host')} there and {theirs} in the first candidate"
+            return (
+                f"{there}, and one over several is placed once, for all candidates alike",
+                "set resources.gpus_per_host to a size that all candidates have, or make it a job of its own",
+            )
     return None
+
+
+def _count_of(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def rehearsal(job: JobSpec, hosts: int) -> Launchable:
@@ -216,7 +222,7 @@ def rehearsal(job: JobSpec, hosts: int) -> Launchable:
         image=None,
         hosts=host_sets(job.name, replicas=job.replicas, shape=shape, spare=job.recovery.spare),
         reachability="one host",
-        head=Head(kind="cluster", cluster=f"{job.name}-head", own=True)
+        head=Head(kind="cluster", cluster=head_name(job.name), own=True)
         if job.head == "cluster"
         else Head(kind="here"),
         usd_per_hour=0.0,

@@ -75,6 +75,8 @@ def write_final(
     status: Mapping[str, Any],
     hosts: Mapping[str, str | None],
     ended: Ended | None = None,
+    *,
+    bill: Mapping[str, Any] | None = None,
 ) -> None:
     """Write ``final.json``: from then on the run has ended, for whoever looks here.
 
@@ -83,6 +85,7 @@ def write_final(
         status: The last one that its head told; empty where it told none.
         hosts: Each cluster of it, the head too, and why it may still be there; None: it is not.
         ended: How it ended, where the head did not say.
+        bill: Of the head, which has just gone: it cost until now, and the status is older.
     """
     told = {str(host["host"]): dict(host) for host in status.get("hosts") or ()}
     listed = []
@@ -91,6 +94,8 @@ def write_final(
         host |= {"gone": left is None, **({"phase": "DOWN"} if left is None else {"reason": left})}
         listed.append(host)
     values = {**status, "hosts": listed, "run_dir": str(run_dir), "controller_pid": None, "agent_pid": None}
+    if bill is not None:
+        _add_head(values, bill)
     left_over = "; ".join(
         f"{name} may still bill: {left}" for name, left in hosts.items() if left is not None
     )
@@ -115,3 +120,21 @@ def write_final(
     elif left_over:
         values["reason"] = "; ".join(filter(None, (str(status.get("reason") or ""), left_over)))
     write_json(run_dir / "final.json", values)
+
+
+def _add_head(values: dict[str, Any], bill: Mapping[str, Any]) -> None:
+    """Bring the cost of the head up to date, and with it the sum."""
+    price = bill["usd_per_hour"]
+    line = next((host for host in values["hosts"] if host["host"] == bill["cluster"]), None)
+    if price is None or line is None:
+        return
+    hours = max(0.0, time.time() - bill["since_ms"] / 1e3) / 3600
+    usd, before = round(price * hours, 4), line.get("cost_usd") or 0.0
+    wasted = line.get("wasted_usd")
+    line |= {
+        "head": True,
+        "usd_per_hour": price,
+        "cost_usd": usd,
+        "wasted_usd": usd if wasted is None else wasted,
+    }
+    values["cost_usd"] = round((values.get("cost_usd") or 0.0) + max(0.0, usd - before), 4)

@@ -6,6 +6,10 @@ launched in that choice (and in the very zone of the first, where the plan says 
 often that fails, and no good host is given up for another choice. Where all hosts are lost, the next scout begins
 with the choice that they were in.
 
+Where choices place groups on hosts in different ways, a host is launched in the way that the controller has taken, and
+no other: the scout has it take the next one, until a host is up. From then on choices that place groups otherwise are
+out.
+
 A round of choices that all failed is over for every attempt that has taken part in it, or begins within a moment of
 it: the same reasons for all. When another one is due is up to the controller.
 """
@@ -65,15 +69,26 @@ class Candidates:
     Args:
         count: How many there are, at least one.
         follow: Of each choice, whether hosts follow the first one to its zone.
+        homes: Of each choice, replica groups by host; none: all place them alike.
         hold_s: How long the end of a round counts for attempts that begin after it: what nobody had a moment ago,
             nobody has now.
     """
 
-    def __init__(self, count: int, *, follow: Sequence[bool] = (), hold_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        count: int,
+        *,
+        follow: Sequence[bool] = (),
+        homes: Sequence[Mapping[str, Sequence[int]]] = (),
+        hold_s: float = 0.0,
+    ) -> None:
         if count < 1:
             raise ValueError("a plan has at least one choice")
         self._count = count
         self._follow = list(follow) or [False] * count
+        self._homes = [{host: tuple(mine) for host, mine in one.items()} for one in homes] or [{}] * count
+        self._varies = any(one != self._homes[0] for one in self._homes)
+        self._placement = 0
         self._up: set[str] = set()
         self._choice: int | None = None  # of the hosts that are up, or last were
         self._infra: str | None = None
@@ -89,6 +104,19 @@ class Candidates:
     def settled(self) -> int | None:
         """The choice that the job is in; None while no host is up."""
         return self._choice if self._up else None
+
+    def homes(self, choice: int) -> Mapping[str, Sequence[int]]:
+        """Replica groups by host in a choice."""
+        return self._homes[choice]
+
+    def is_placed(self, choice: int) -> bool:
+        """Whether groups are placed as a choice needs it."""
+        return self._homes[choice] == self._homes[self._placement]
+
+    def placed(self, choice: int) -> None:
+        """The controller has placed groups for this choice."""
+        if 0 <= choice < self._count:
+            self._placement = choice
 
     @property
     def hosts_up(self) -> list[str]:
@@ -110,6 +138,8 @@ class Candidates:
     def next(self, host: str, attempt: int, now_s: float = 0.0) -> Turn | Exhausted | None:
         """What this attempt of a host tries now; None: it waits for what the scout finds."""
         if (choice := self.settled) is not None:
+            if not self.is_placed(choice):
+                return None  # the controller's word on it is on its way
             return Turn(choice=choice, infra=self._infra if self._follow[choice] else None)
         self.join(host, attempt, now_s)
         if self._joined[host][1] < self._round.number:
@@ -117,9 +147,10 @@ class Candidates:
         left = self._left()
         if not left:
             return self._over(now_s)
-        if len(left) == 1 and not self._round.tried and not self._follow[left[0]]:
+        alone = len(left) == 1 and not self._round.tried and not self._follow[left[0]]
+        if alone and self.is_placed(left[0]):
             return Turn(choice=left[0])  # nothing to find out: all at once
-        if self._scout not in (None, host):
+        if self._scout not in (None, host) or (self._varies and host not in self._homes[left[0]]):
             return None
         self._scout = host
         return Turn(choice=left[0])
@@ -167,7 +198,10 @@ class Candidates:
 
     def _left(self) -> list[int]:
         tried = {reason.choice for reason in self._round.tried}
-        return [choice for choice in self._order() if choice not in tried and choice not in self._refused]
+        left = [choice for choice in self._order() if choice not in tried and choice not in self._refused]
+        if self._choice is None:
+            return left
+        return [choice for choice in left if self._homes[choice] == self._homes[self._choice]]
 
     def _over(self, now_s: float) -> Exhausted:
         """End the round: whoever was in it has the same verdict."""
@@ -186,6 +220,7 @@ class Candidates:
             "choice": self._choice,
             "infra": self._infra,
             "scout": self._scout,
+            "placement": self._placement,
             "round": self._round.number,
             "tried": [asdict(reason) for reason in self._round.tried],
             "joined": self._joined,
@@ -201,6 +236,7 @@ class Candidates:
         self._up = set(values.get("up") or ())
         self._choice, self._infra = values.get("choice"), values.get("infra")
         self._scout = values.get("scout")
+        self.placed(int(values.get("placement") or 0))
         self._round = _Round(values.get("round", 0), _reasons(values.get("tried")))
         self._joined = {host: (int(a), int(r)) for host, (a, r) in (values.get("joined") or {}).items()}
         self._refused = {reason.choice: reason for reason in _reasons(values.get("refused"))}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,11 +56,13 @@ class Wanted:
         version: Of this answer.
         orders: One for each host.
         ended: The run is over: it is only waited that somebody takes its end.
+        placement: Number of the choice for which groups are placed on hosts.
     """
 
     version: int
     orders: tuple[HostOrder, ...]
     ended: bool = False
+    placement: int = 0
 
 
 class ControllerClient:
@@ -107,7 +109,8 @@ class ControllerClient:
         try:
             values = answer.json()
             orders = tuple(_order(one) for one in values["hosts"])
-            return Wanted(int(values["version"]), orders, bool(values.get("ended")))
+            placement = int(values.get("placement") or 0)
+            return Wanted(int(values["version"]), orders, bool(values.get("ended")), placement)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ChannelError(f"the controller's answer makes no sense: {error!r}") from error
 
@@ -167,6 +170,24 @@ class ControllerClient:
             ChannelError: It was not taken.
         """
         self._ask("POST", "/v1/down", json={"grace_s": grace_s, "reason": reason[:1000]})
+
+    def place(self, choice: int, homes: Mapping[str, Sequence[int]]) -> None:
+        """Have groups placed on the hosts of a choice.
+
+        Raises:
+            PeerRefusedError: It is too late for that.
+            ChannelError: The controller does not answer.
+        """
+        body = {"choice": choice, "homes": {host: list(groups) for host, groups in homes.items()}}
+        self._ask("POST", "/v1/hosts/placement", json=body)
+
+    def head(self, bill: Mapping[str, Any]) -> None:
+        """Tell since when its head bills, and how much.
+
+        Raises:
+            ChannelError: The controller does not answer, or does not take it.
+        """
+        self._ask("POST", "/v1/head", json=dict(bill))
 
     def collected(self) -> None:
         """Say that all that is to be kept of the run was taken: its head need not wait any more.

@@ -22,6 +22,7 @@ from sky_monarch.provision.provider import (
     ProvisionError,
     Superseded,
     Turn,
+    planned_price,
 )
 from sky_monarch.provision.requests import Phase, Record, Requests
 from sky_monarch.provision.settings import Limits
@@ -85,7 +86,11 @@ class Head:
         if record is None:
             there = self.name in self._provider.found(self.name)
             if there and (is_known or self._requests.lost):
-                return self._keep(Record(host=self.name, attempt=_ATTEMPT, phase=Phase.UP, choice=0))
+                created_ms = int(self._away.told["head"]["created_ms"])  # no later than its launch
+                record = Record(
+                    host=self.name, attempt=_ATTEMPT, phase=Phase.UP, choice=0, since_ms=created_ms
+                )
+                return self._keep(record)
             if is_known:
                 raise ProvisionError(f"{self.name} is gone, and so is the record of what was asked for")
             if there:
@@ -94,7 +99,10 @@ class Head:
                     "take it down, or give the job another name",
                     kind=Kind.REFUSED,
                 )
-            record = Record(host=self.name, attempt=_ATTEMPT, phase=Phase.LAUNCHING, choice=0)
+            now_ms = time.time_ns() // 1_000_000
+            record = Record(
+                host=self.name, attempt=_ATTEMPT, phase=Phase.LAUNCHING, choice=0, since_ms=now_ms
+            )
             self._keep(record)
         try:
             launched = self._launch(stop)
@@ -159,6 +167,19 @@ class Head:
                 raise Superseded
         said = " ".join(self._provider.logs(self.name, lines=3).split())[:500]
         raise ProvisionError(f"the head on {self.name} does not begin: {why}" + (f": {said}" if said else ""))
+
+    def bill(self) -> dict[str, Any] | None:
+        """What the controller is told of its cost; None while it is not up."""
+        record = self.record
+        if record is None or record.phase is not Phase.UP or record.since_ms is None:
+            return None
+        price, place = record.usd_per_hour, record.place
+        return {
+            "cluster": self.name,
+            "since_ms": record.since_ms,
+            "place": place,
+            "usd_per_hour": planned_price(self._choice, self.name) if price is None else price,
+        }
 
     def gone(self, reason: str) -> None:
         """It is not there any more."""

@@ -10,6 +10,7 @@ from typing import TypeVar, cast
 
 import structlog
 
+from sky_monarch.errors import ChannelError, PeerRefusedError
 from sky_monarch.provision.candidates import Exhausted
 from sky_monarch.provision.classify import plain
 from sky_monarch.provision.client import Backoff
@@ -289,6 +290,8 @@ class Host:
     def _launch_in(self, order: HostOrder, turn: Turn) -> ProvisionError | None:
         """Launch in one choice; None: it is up."""
         shared = self._shared
+        if (problem := self._place(turn.choice)) is not None:
+            return problem
         with shared.lock:
             shared.queue.append(self)
         try:
@@ -309,6 +312,25 @@ class Host:
             record = shared.keep(_record(order, turn, Phase.UP, launched))
             shared.wake_waiting()
         self._report(record, "launched")
+        return None
+
+    def _place(self, choice: int) -> ProvisionError | None:
+        """Have the controller place groups as this choice needs it, before anything is launched; None: they are."""
+        shared, backoff = self._shared, self._backoff()
+        with shared.lock:
+            homes = None if shared.candidates.is_placed(choice) else shared.candidates.homes(choice)
+        while homes is not None:
+            try:
+                shared.controller.place(choice, homes)
+                break
+            except PeerRefusedError as error:
+                return ProvisionError(plain(str(error)), kind=Kind.REFUSED)
+            except ChannelError as error:
+                _log.info("groups wait to be placed", choice=choice, error=str(error))
+            self._pause(backoff)
+        with shared.lock:
+            shared.candidates.placed(choice)
+            shared.wake_waiting()
         return None
 
     def _ask_for(self, order: HostOrder, turn: Turn) -> Launched:

@@ -7,6 +7,7 @@ goes last, after what is to be kept of the run has been brought here.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 import time
@@ -20,6 +21,7 @@ from sky_monarch.launch.away import EndOrder, end_order
 from sky_monarch.launch.door import Door, close_door, open_door
 from sky_monarch.launch.folder import RunFolder
 from sky_monarch.launch.head import Away
+from sky_monarch.launch.placement import cluster_name
 from sky_monarch.provision.archive import Ended, keep_events, write_final
 from sky_monarch.provision.classify import plain
 from sky_monarch.provision.client import Backoff, ControllerClient
@@ -194,8 +196,11 @@ class Launcher:
             return
         try:
             self._status = controller.status()
-        except ChannelError:
-            pass
+            bill = self._head.bill()
+            if bill is not None and not any(host.get("head") for host in self._status.get("hosts") or ()):
+                controller.head(bill)  # also again, where the controller has lost its journal
+        except ChannelError as error:
+            _log.debug("the head does not answer", error=plain(str(error)))
         finally:
             self._status_s = time.monotonic()
 
@@ -210,13 +215,30 @@ class Launcher:
 
     def _left(self) -> list[str]:
         """Hosts of which something may be left."""
-        records = ((name, self._requests.get(name)) for name in self._hosts())
-        return [name for name, record in records if record is not None and record.asked]
+        return [name for name in self._hosts() if self._recorded(name)]
+
+    def _recorded(self, host: str) -> list[str]:
+        """Clusters that were asked for and may be there: of the newest attempt at a host, and of older ones."""
+        records = (self._requests.get(host), *self._requests.older(host))
+        return [record.cluster for record in records if record is not None and record.asked]
+
+    def _clusters(self, host: str) -> list[str]:
+        """The same, where there is a record of what was asked for; else what the provider knows."""
+        clusters = dict.fromkeys(self._recorded(host))
+        if self._is_unrecorded:
+            clusters |= {cluster_name(host, 1): None}
+            with contextlib.suppress(ProvisionError):
+                clusters |= dict.fromkeys(self._provider.found(host))
+        return list(clusters)
 
     def _hosts(self) -> list[str]:
+        """All of the plan, and those that the run was scaled to."""
         found: dict[str, None] = {}
         for choice in self._settings.choices:
             found |= {str(host["cluster"]): None for host in choice.get("hosts") or ()}
+        found |= {str(host["host"]): None for host in self._status.get("hosts") or ()}
+        found |= dict.fromkeys(self._requests.hosts())
+        found.pop(self._head.name, None)
         return list(found)
 
     def _collect(self, controller: ControllerClient) -> None:
@@ -245,11 +267,19 @@ class Launcher:
         self._head.gone(reason)
         step = self._status.get("step")
         stood = "" if step is None else f"; the last step that it told was {step}"
-        text = f"its head, {self._head.name}, is gone ({reason}), so its hosts were taken down{stood}"
+        text = f"its head, {self._head.name}, is gone ({reason}), so its hosts were taken down{stood}; {self._next}"
         if self._order is not None:
             self._end_from_outside(Ended("CANCELLED", f"{self._order.reason}; {text}", _CANCELLED))
         else:
             self._end_from_outside(Ended("FAILED", text, _FAILED))
+
+    @property
+    def _next(self) -> str:
+        """What to do after a head was lost."""
+        again = "`sky-monarch up` of the same job file starts it again"
+        if (to := self._settings.checkpoint) is not None:
+            return f"{again}, from its newest checkpoint in {to}"
+        return f"{again}, from the beginning: the job has no checkpoint"
 
     def _end_from_outside(self, ended: Ended) -> None:
         """Take down all that was ever asked for."""
@@ -259,8 +289,12 @@ class Launcher:
             left |= dict(zip(names, pool.map(self._take_down, names), strict=True))
         self._conclude(left, ended)
 
-    def _take_down(self, name: str) -> str | None:
-        """Take a host down; why it may still be there, None where it is not."""
+    def _take_down(self, host: str) -> str | None:
+        """Take down whatever there is of a host; why something may still be there, None where nothing is."""
+        left = (self._take_cluster_down(cluster) for cluster in self._clusters(host))
+        return "; ".join(filter(None, left)) or None
+
+    def _take_cluster_down(self, name: str) -> str | None:
         limits = self._settings.limits
         deadline = time.monotonic() + limits.down_s
         backoff = Backoff(limits.backoff_s, limits.backoff_max_s)
@@ -276,7 +310,7 @@ class Launcher:
                 raise Superseded
 
     def _conclude(self, hosts: dict[str, str | None], ended: Ended | None) -> None:
-        record = self._head.record
+        record, bill = self._head.record, self._head.bill()
         head = None if record is None else self._head.take_down(self.closing)
         if self.closing.is_set():
             raise Superseded
@@ -284,5 +318,6 @@ class Launcher:
         for name, left in hosts.items():
             if left is None and self._requests.get(name) is not None:
                 self._requests.drop(name, candidates=self._requests.candidates)
-        write_final(self._settings.run_dir, self._status, {**hosts, self._head.name: head}, ended)
+        left_over = {**hosts, self._head.name: head}
+        write_final(self._settings.run_dir, self._status, left_over, ended, bill=bill)
         _log.info("the run has ended", left=[name for name, why in {**hosts, "head": head}.items() if why])

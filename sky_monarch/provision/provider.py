@@ -25,6 +25,7 @@ __all__ = [
     "Turn",
     "cluster_of",
     "is_head",
+    "planned_price",
     "task_of",
 ]
 
@@ -243,6 +244,17 @@ def is_head(choice: Mapping[str, Any], cluster: str) -> bool:
     """Whether a cluster is the head of the run in a choice of the plan."""
     head = choice.get("head") or {}
     return bool(head.get("own")) and head.get("cluster") == cluster
+
+
+def planned_price(choice: Mapping[str, Any], host: str) -> float | None:
+    """What the plan says that a host or the head costs in an hour; None where it does not know."""
+    own: float | None = choice.get("head_usd_per_hour")
+    if is_head(choice, host):
+        return own
+    whole: float | None = choice.get("usd_per_hour")
+    if whole is None or cluster_of(choice, host) is None:
+        return None
+    return (whole - (own or 0.0)) / max(1, len(choice.get("hosts") or ()))
 
 
 def cluster_of(choice: Mapping[str, Any], host: str) -> Mapping[str, Any] | None:

@@ -109,6 +109,8 @@ class Provisioner:
             backoff.reset()
             version = wanted.version
             with self._shared.lock:  # whoever is wanted in one answer takes part in one round
+                self._shared.candidates.placed(wanted.placement)
+                self._shared.wake_waiting()
                 for order in wanted.orders:
                     if order.want == "up":
                         self._shared.candidates.join(order.host, order.attempt, time.monotonic())
@@ -195,7 +197,12 @@ def _candidates(settings: Settings, requests: Requests) -> Candidates:
         and not names_one_zone(str(choice.get("infra") or "local"))
         for choice in settings.choices
     ]
-    candidates = Candidates(len(settings.choices), follow=follow, hold_s=settings.limits.hold_s)
+    homes = [
+        {str(host["cluster"]): host["groups"] for host in choice.get("hosts") or ()}
+        for choice in settings.choices
+    ]
+    hold_s = settings.limits.hold_s
+    candidates = Candidates(len(settings.choices), follow=follow, homes=homes, hold_s=hold_s)
     if requests.candidates:
         candidates.restore(requests.candidates)
     for host in candidates.hosts_up:

@@ -49,6 +49,7 @@ class Record:
         infra: Where exactly it was to be, following others.
         request_id: SkyPilot's id of the launch that is under way.
         asked_ms: When that was to be asked for, Unix time: a request of this cluster from then on is ours.
+        since_ms: Of a head: when its launch began, Unix time; it bills from then on.
         place: Where it is.
         usd_per_hour: What it costs.
         kind: Of a failure.
@@ -62,6 +63,7 @@ class Record:
     infra: str | None = None
     request_id: str | None = None
     asked_ms: int | None = None
+    since_ms: int | None = None
     place: str | None = None
     usd_per_hour: float | None = None
     kind: str | None = None
@@ -137,6 +139,11 @@ class Requests:
         with self._lock:
             newest = (record for record in self._hosts.values() if record.cluster == cluster)
             return next(newest, self._older.get(cluster))
+
+    def hosts(self) -> tuple[str, ...]:
+        """Names of all of which anything may be left."""
+        with self._lock:
+            return tuple(dict.fromkeys((*self._hosts, *(record.host for record in self._older.values()))))
 
     def older(self, host: str | None = None) -> tuple[Record, ...]:
         """Attempts that are over, of this host or all, of which a cluster may be left."""

@@ -76,6 +76,7 @@ class Settings:
         autodown_minutes: A cluster on which nothing runs for so long ends itself; None: as its task says.
         limits: Bounds.
         head: The head, where that is a cluster; None where it is this machine.
+        checkpoint: Where the job saves; None where it saves nothing.
     """
 
     run_id: str
@@ -90,6 +91,7 @@ class Settings:
     autodown_minutes: int | None = None
     limits: Limits = field(default_factory=Limits)
     head: Away | None = None
+    checkpoint: str | None = None
 
 
 def load_settings(path: Path) -> Settings:
@@ -133,7 +135,14 @@ def load_settings(path: Path) -> Settings:
         autodown_minutes=autodown,
         limits=_limits(config, path),
         head=_head(config, private, path),
+        checkpoint=_checkpoint(job),
     )
+
+
+def _checkpoint(job: Mapping[str, Any]) -> str | None:
+    kept = job.get("checkpoint")
+    to = kept.get("to") if isinstance(kept, Mapping) else None
+    return to if isinstance(to, str) else None
 
 
 def _head(config: Mapping[str, Any], private: Mapping[str, Any], path: Path) -> Away | None:

@@ -31,7 +31,7 @@ from sky_monarch.provision.provider import (
     Seen,
     Superseded,
     Turn,
-    cluster_of,
+    planned_price,
     task_of,
 )
 from sky_monarch.provision.requests import Record, Requests
@@ -154,15 +154,11 @@ class SkyPilotProvider:
             if not error.is_away:  # else the request may be under way: it is waited for again
                 self._requests.change(order.host, request_id=None, asked_ms=None)
             raise _translated(error) from error
-        hosts = max(1, len(choice.get("hosts") or ()))
-        planned = (
-            choice.get("usd_per_hour") if cluster_of(choice, order.host) else None
-        )  # else it is the head
-        share = None if planned is None else planned / hosts
+        planned = planned_price(choice, order.host)
         return Launched(
             place=cluster.place,
             infra=cluster.infra,
-            usd_per_hour=share if cluster.usd_per_hour is None else cluster.usd_per_hour,
+            usd_per_hour=planned if cluster.usd_per_hour is None else cluster.usd_per_hour,
         )
 
     def _asked(self, record: Record | None) -> str | None:

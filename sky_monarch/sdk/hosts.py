@@ -17,6 +17,7 @@ class HostStatus(Record):
         host: Its name; with SkyPilot that of its cluster.
         groups: Replica groups that live on it.
         spare: It is kept for the groups of a host that is lost, and has none.
+        head: Lighthouse and controller run there; it has no groups either.
         attempt: How often it was provisioned.
         phase: WANTED, LAUNCHING, UP, WAITING (for its next attempt), GIVEN_UP or DOWN.
         reason: Why; None where nothing went wrong.
@@ -32,6 +33,7 @@ class HostStatus(Record):
     host: str
     groups: tuple[int, ...] = ()
     spare: bool = False
+    head: bool = False
     attempt: int = 0
     phase: str = ""
     reason: str | None = None

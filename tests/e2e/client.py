@@ -89,8 +89,13 @@ class Client(Workbench):
         return path
 
     def up(self, job: Path, *arguments: str, timeout_s: float = 120) -> str:
-        """``up --yes --detach`` with the head on loopback, as the nodes are; returns the run's name."""
-        return super().up(job, "--yes", "--head-address", "127.0.0.1", *arguments, timeout_s=timeout_s)
+        """``up --yes --detach`` with the head on loopback, as the nodes are; returns the run's name.
+
+        A head that is a job of the cluster has the address that it finds.
+        """
+        if json.loads(job.read_text()).get("head") != "cluster":
+            arguments = ("--head-address", "127.0.0.1", *arguments)
+        return super().up(job, "--yes", *arguments, timeout_s=timeout_s)
 
     def stream(self, into: Path, *arguments: str) -> subprocess.Popen[str]:
         """Start ``sky-monarch``, its output going to a file."""
@@ -132,29 +137,51 @@ class Client(Workbench):
         hosts = self.status(name)["hosts"]
         return next(host for host in hosts if host["host"] == f"{name}-h{replica}")
 
-    def rank_pid(self, name: str, replica: int) -> int:
-        """Pid of a group's rank 0, as this machine numbers it."""
-        node = self._slurm.node(self.host_jobs(name)[f"{name}-h{replica}"].node)
-        inside = self.status(name)["groups"][replica]["ranks"][0]["pid"]
+    def rank_pid(self, name: str, replica: int, *, rank: int = 0, host: int | None = None) -> int:
+        """Pid of a group's rank, as this machine numbers it; it is on host ``replica`` where none is given."""
+        number = replica if host is None else host
+        node = self._slurm.node(self.host_jobs(name)[f"{name}-h{number}"].node)
+        inside = self.status(name)["groups"][replica]["ranks"][rank]["pid"]
         return next(here for here, there in node.processes().items() if there == inside)
 
-    def wait_for_all(self, name: str, *, step: int = 1, within_s: float = 240) -> dict[str, Any]:
+    def requests(self, name: str) -> dict[str, Any]:
+        """What the provisioner has written down."""
+        text = (self.run_folder(name) / "requests.json").read_text(encoding="utf-8")
+        found: dict[str, Any] = json.loads(text)
+        return found
+
+    def launched_beside(self, name: str, host: str, attempt: int) -> bool:
+        """Whether an attempt at a host is asked of SkyPilot while what is left of the one before still goes."""
+        requests = self.requests(name)
+        newest, older = requests["hosts"].get(host) or {}, requests["older"]
+        asked = newest.get("attempt") == attempt and newest.get("asked_ms") is not None
+        return asked and any((one["host"], one["attempt"]) == (host, attempt - 1) for one in older)
+
+    def wait_for_all(
+        self, name: str, *, step: int = 1, within_s: float = 240, replicas: int = REPLICAS
+    ) -> dict[str, Any]:
         """Wait until every group trains in a quorum of all and has committed ``step``; returns the status."""
 
         def probe() -> dict[str, Any]:
             status = self.status(name)
             if status["state"] in ENDED:
                 raise HopelessError(f"the run is {status['state']}: {status['reason']}")
-            assert len(status["groups"]) == REPLICAS, (status["state"], status["reason"])
-            seen = [(group["state"], group["step"], group["participants"]) for group in status["groups"]]
+            assert len(status["groups"]) >= replicas, (status["state"], status["reason"])
+            groups = status["groups"][:replicas]  # a run keeps those that it was scaled below
+            seen = [(group["state"], group["step"], group["participants"]) for group in groups]
             told = (status["state"], status["reason"], status.get("hosts"), seen)
             assert all(
-                state == "RUNNING" and (at or 0) >= step and members == REPLICAS
+                state == "RUNNING" and (at or 0) >= step and members == replicas
                 for state, at, members in seen
             ), told
             return status
 
         return eventually(probe, within_s=within_s, every_s=0.25, what=f"all groups of {name} train")
+
+    def scale(self, name: str, replicas: int) -> None:
+        """``scale NAME REPLICAS``."""
+        done = self.cli("scale", name, str(replicas))
+        assert done.returncode == 0, done.stdout + done.stderr
 
     def steps(self, name: str, replica: int) -> list[Step]:
         """What a group of torch-free ranks committed so far, all its generations in order."""

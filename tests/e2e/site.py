@@ -24,6 +24,11 @@ class Site:
     slurm: Slurm
     sky: SkyPilot
 
+    def free_nodes(self) -> list[str]:
+        """Nodes that run, and on which no job is."""
+        busy = {job.node for job in self.slurm.jobs()}
+        return [node for node in self.slurm.nodes if node not in busy and self.slurm.node(node).runs]
+
 
 def _say(what: str, since_s: float) -> None:
     # Past pytest's capture: who waits for minutes wants to know for what.

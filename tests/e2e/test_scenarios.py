@@ -39,11 +39,6 @@ def nobody_shows(secret: str) -> bool:
     return True
 
 
-def free_nodes(site: Site) -> list[str]:
-    busy = {job.node for job in site.slurm.jobs()}
-    return [node for node in site.slurm.nodes if node not in busy and site.slurm.node(node).runs]
-
-
 @pytest.fixture(scope="module")
 def up(client: Client) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """A run of the quickstart's model, and the `up` that started it and says what happens."""
@@ -107,7 +102,7 @@ def lose_node(
     """Switch the node of a group off: the others go on, and it comes back on a node that was free. Returns when."""
     host, jobs, before = f"{name}-h{replica}", client.host_jobs(name), client.status(name)
     others = [other for other in range(REPLICAS) if other != replica]
-    attempt, lost, spares = client.host(name, replica)["attempt"], jobs[host], free_nodes(site)
+    attempt, lost, spares = client.host(name, replica)["attempt"], jobs[host], site.free_nodes()
 
     killed_s = time.monotonic()
     site.slurm.kill_node(lost.node, wait=False)
@@ -123,6 +118,11 @@ def lose_node(
         lambda: client.host(name, replica)["attempt"] == attempt + 1,
         within_s=90,
         what="another one is asked for",
+    )
+    eventually(
+        lambda: client.launched_beside(name, host, attempt + 1),
+        within_s=30,
+        what="it is launched while the lost one is taken down",
     )
     after = client.wait_for_all(name, step=(before["step"] or 0) + 10, within_s=400)
     back_s = time.monotonic() - killed_s
@@ -150,6 +150,32 @@ def test_a_lost_node_costs_the_others_a_step_and_its_group_returns_on_the_spare_
     site: Site, client: Client, train: str
 ) -> None:
     lose_node(site, client, train, 1)
+
+
+def test_scale_brings_a_host_up_and_takes_it_down_and_touches_no_other(
+    site: Site, client: Client, train: str
+) -> None:
+    jobs, before = client.host_jobs(train), client.status(train)
+    (free,) = site.free_nodes()
+
+    client.scale(train, REPLICAS + 1)
+    more = client.wait_for_all(train, step=(before["step"] or 0) + 10, within_s=300, replicas=REPLICAS + 1)
+
+    found = client.host_jobs(train)
+    new = f"{train}-h{REPLICAS}"
+    assert found[new].node == free
+    assert {key: job for key, job in found.items() if key != new} == jobs
+    assert more["replicas"] == REPLICAS + 1
+
+    client.scale(train, REPLICAS)
+    fewer = client.wait_for_all(train, step=(more["step"] or 0) + 10, within_s=60)
+
+    eventually(lambda: client.host_jobs(train) == jobs, within_s=60, every_s=0.5, what="its job has left")
+    assert not site.slurm.jobs(named=new), "nothing of it is left in the queue"
+    eventually(lambda: site.slurm.node_state(free) == "idle", within_s=30, every_s=0.5, what="its node")
+    assert fewer["state"] == "RUNNING", fewer["reason"]
+    for group, was in zip(fewer["groups"], before["groups"], strict=False):
+        assert group["ranks"] == was["ranks"], "nobody touched it"
 
 
 def test_down_leaves_no_job_and_no_process(client: Client, up: tuple[str, subprocess.Popen[str]]) -> None:
@@ -218,7 +244,7 @@ def test_a_pre_empted_group_loses_nothing_waits_and_returns_when_there_is_room(
     slurm, name = site.slurm, free
     jobs, before = client.host_jobs(name), client.status(name)
     victim = jobs[f"{name}-h0"]
-    taken = [slurm.take(node) for node in free_nodes(site)]
+    taken = [slurm.take(node) for node in site.free_nodes()]
     try:
         told_s = time.monotonic()
         taken.append(slurm.take(victim.node))

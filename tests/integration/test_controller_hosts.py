@@ -213,6 +213,42 @@ def test_a_head_elsewhere_keeps_the_end_of_its_run_until_that_was_collected(tmp_
         one.close()
 
 
+def test_a_head_elsewhere_is_a_line_of_its_own_in_the_cost_and_in_the_budget(tmp_path: Path) -> None:
+    one = Launched(tmp_path / "away", collect_s=60.0, budget={"max_usd": 100.0})
+    bill = {"cluster": "demo-head", "place": "oci", "usd_per_hour": 40.0}
+    since_ms = time.time_ns() // 1_000_000 - 2 * 3_600_000
+    try:
+        with one.run.client() as client:
+            assert client.post("/v1/head", json={**bill, "since_ms": -1}).status_code == 400
+            for _ in range(2):
+                assert client.post("/v1/head", json={**bill, "since_ms": since_ms}).status_code == 202
+        assert sum(event["event"] == "head_launched" for event in one.run.events()) == 1, "said once"
+        one.comes("h0", 1, 0)
+        one.killed()
+        status = one.run.status()
+        line = next(host for host in status["hosts"] if host["head"])
+        assert (line["host"], line["groups"], line["phase"], line["usd_per_hour"]) == (
+            "demo-head",
+            [],
+            "UP",
+            40.0,
+        )
+        assert 80.0 <= line["cost_usd"] < 81.0
+        assert 80.0 <= status["cost_usd"] < 82.0
+        assert [host["head"] for host in status["hosts"] if host["host"] != "demo-head"] == [False, False]
+        assert one.wants().keys() == {"h0", "h1"}, "nobody asks the launcher for it"
+    finally:
+        one.close()
+    here = Launched(tmp_path / "here")
+    try:
+        with here.run.client() as client:
+            refused = client.post("/v1/head", json={**bill, "since_ms": since_ms})
+        assert refused.status_code == 400
+        assert "the machine that launched it" in refused.text
+    finally:
+        here.close()
+
+
 @pytest.mark.slow
 def test_without_a_launcher_the_status_says_how_to_start_one(tmp_path: Path) -> None:
     one = Launched(tmp_path, collect_s=60.0)

@@ -176,6 +176,15 @@ def test_a_killed_controller_comes_back_and_adopts_the_live_groups(
     assert len(seen) == agent.acked
 
 
+def test_a_warning_that_reaches_every_process_of_a_job_ends_no_controller(run: ControllerRun) -> None:
+    assert run.process is not None
+    for number in (signal.SIGUSR1, signal.SIGUSR2):  # H35
+        run.process.send_signal(number)
+
+    assert run.status()["controller_pid"] == run.process.pid
+    assert run.process.poll() is None, "the default of these signals is to end"
+
+
 def test_a_run_that_ended_while_the_controller_was_away_is_not_run_again(
     run: ControllerRun, agent: ScriptedAgent
 ) -> None:

@@ -33,7 +33,7 @@ HOSTS = ["demo-h0", "demo-h1"]
 HEAD = "demo-head"
 CHOICE = choice("k8s/ctx", [HEAD, *HOSTS], head={"kind": "cluster", "cluster": HEAD, "own": True})
 CHOICES = [{**CHOICE, "hosts": CHOICE["hosts"][1:]}]
-TOLD = {"run_id": RUN_ID, "version": "0.1.0", "head": {}}
+TOLD = {"run_id": RUN_ID, "version": "0.1.0", "head": {"created_ms": 1000}}
 SECRET = {"token": TOKEN, "envs": {}, "secrets": {"KEY": "canary"}, "authority": {}, "identities": {}}
 AWAY = Away(cluster=HEAD, told=TOLD, secret=SECRET)
 LIMITS = {"head_s": 3.0, "unreached_s": 0.5, "end_s": 5.0}
@@ -173,10 +173,12 @@ def test_one_word_that_the_head_is_gone_proves_nothing_and_two_end_the_run(site:
     assert final["state"] == "FAILED"
     assert "its head, demo-head, is gone (the provider says that demo-head is gone)" in final["reason"]
     assert "the last step that it told was 41" in final["reason"]
+    assert "`sky-monarch up` of the same job file starts it again" in final["reason"]
     assert site.provider.clusters == {}, "hosts that have nobody to dial cost money"
 
 
 def test_the_end_is_collected_before_the_head_goes(site: Site) -> None:
+    began_ms = time.time() * 1000 - 1
     site.controller.events = [{"id": 1, "wall_ms": 5, "event": "launched"}, {"id": 2, "event": "run_ended"}]
     site.controller.status = {
         "run_id": RUN_ID,
@@ -194,6 +196,12 @@ def test_the_end_is_collected_before_the_head_goes(site: Site) -> None:
         final = site.final()
 
     assert site.controller.collected.is_set()
+    told, *_ = site.controller.bills
+    assert (told["cluster"], told["usd_per_hour"], told["place"]) == (HEAD, 2.0, "place 0")
+    assert began_ms <= told["since_ms"] <= time.time() * 1000
+    line = next(host for host in final["hosts"] if host["host"] == HEAD)
+    assert (line["head"], line["usd_per_hour"]) == (True, 2.0)
+    assert 0.0 <= line["cost_usd"] == final["cost_usd"] < 1.0
     assert (final["state"], final["exit_code"], final["reason"]) == ("SUCCEEDED", 0, "done")
     assert {host["host"]: host["phase"] for host in final["hosts"]} == dict.fromkeys((*HOSTS, HEAD), "DOWN")
     assert final["run_dir"] == str(site.folder)
@@ -203,6 +211,24 @@ def test_the_end_is_collected_before_the_head_goes(site: Site) -> None:
     ]
     assert site.provider.downs[-1] == HEAD
     assert site.provider.clusters == {}
+
+
+def test_a_head_that_is_gone_takes_every_attempt_along_and_hosts_that_the_plan_has_not(site: Site) -> None:
+    newest, older = "demo-h0-a2", "demo-h1-a3"
+    site.provider.clusters |= {newest: 2, older: 3, "demo-h7": 1, HEAD: 1}
+    requests = site.requests_file
+    for host, attempt in (("demo-h0", 2), ("demo-h7", 1), (HEAD, 1)):
+        requests.put(Record(host=host, attempt=attempt, phase=Phase.UP, choice=0))
+    requests.retire(Record(host="demo-h1", attempt=3, phase=Phase.UP, choice=0), candidates={})
+    Door(socket=str(site.controller.api)).keep(site.run)
+    site.provider.clusters.pop(HEAD)
+    with site.launcher(requests=requests):
+        final = site.final()
+
+    assert final["state"] == "FAILED"
+    assert set(site.provider.downs) >= {newest, older, "demo-h7"}
+    assert site.provider.clusters == {}
+    assert all(host["gone"] for host in final["hosts"])
 
 
 def test_the_next_launcher_goes_on_with_the_head_that_is_there(site: Site) -> None:

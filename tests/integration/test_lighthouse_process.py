@@ -111,6 +111,9 @@ def test_it_serves_the_inherited_port_prints_nothing_and_ends_with_0_at_sigterm(
     process = lighthouse.start()
     quorum = lighthouse.client().quorum("rep_0:x", 3, timeout_s=20)
     assert [member["step"] for member in quorum["participants"]] == [3]
+    for number in (signal.SIGUSR1, signal.SIGUSR2):  # what Slurm tells every process of a job
+        process.send_signal(number)
+    lighthouse.client().heartbeat("rep_0:x", timeout_s=20)
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=20)
     assert process.returncode == 0, lighthouse.log()

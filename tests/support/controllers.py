@@ -47,6 +47,7 @@ class ControllerRun:
         provisioned: Collection[str] = (),
         limits: dict[str, float] | None = None,
         collect_s: float = 0.0,
+        choices: int = 1,
         **job: Any,
     ) -> None:
         self.folder = folder
@@ -85,6 +86,7 @@ class ControllerRun:
                 ],
                 "limits": limits or {},
                 "collect_s": collect_s,
+                "choices": choices,
             },
         }
         for name, content in files.items():

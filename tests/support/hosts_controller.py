@@ -36,6 +36,7 @@ class HostsController:
         events: Of the run.
         ended: Whether it says that the run is over.
         orders: To end it.
+        bills: Of its head.
         collected: Set where somebody has said so.
     """
 
@@ -48,6 +49,7 @@ class HostsController:
         self.events: list[dict[str, Any]] = []
         self.ended = False
         self.orders: list[dict[str, Any]] = []
+        self.bills: list[dict[str, Any]] = []
         self.collected = threading.Event()
         self._version = 0
         self._hosts: dict[str, dict[str, Any]] = {}
@@ -241,6 +243,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if self.path == "/v1/collected":
             self.controller.collected.set()
+            self._answer(202, {})
+        elif self.path == "/v1/head":
+            self.controller.bills.append(json.loads(body))
             self._answer(202, {})
         elif self.path == "/v1/down":
             self.controller.orders.append(json.loads(body))

@@ -7,6 +7,7 @@ from tests.support.mutant import replaced
 PROVISION = "test_provision.py::"
 LOCAL = "test_provision_local.py::"
 SKYPILOT = "test_provision_skypilot.py::"
+MOVING = "test_moving.py::"
 
 PROVIDED = [
     # Candidates.
@@ -51,6 +52,28 @@ PROVIDED = [
         "pass",
         f"{PROVISION}test_where_all_hosts_are_lost_the_job_may_move",
         "attempt 2 is launched",
+    ),
+    # Hosts of different sizes.
+    replaced(
+        "provision/host.py",
+        "if (problem := self._place(turn.choice)) is not None:",
+        "if (problem := None) is not None:",
+        f"{MOVING}test_groups_are_placed_as_the_place_that_has_room_needs_it_and_no_other_host_is_launched",
+        "are up",
+    ),
+    replaced(
+        "controller/placing.py",
+        '"placed": moved}',
+        '"placed": None}',
+        f"{MOVING}test_where_groups_are_is_known_to_the_next_controller",
+        "each has its host",
+    ),
+    replaced(
+        "controller/moving.py",
+        "if state.settled:",
+        "if False:",
+        f"{MOVING}test_a_job_that_has_been_somewhere_goes_only_where_its_groups_fit_and_the_reason_is_told",
+        "== 400",
     ),
     # Hosts that are lost.
     replaced(

@@ -76,6 +76,13 @@ WATCHED = [
         "< 3",
     ),
     replaced(
+        "controller/__main__.py",
+        "signal.signal(number, signal.SIG_IGN)",
+        "pass",
+        "test_controller_process.py::test_a_warning_that_reaches_every_process_of_a_job_ends_no_controller",
+        "run.process.pid",
+    ),
+    replaced(
         "keeper.py",
         "_TOLD = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1}",
         "_TOLD = {signal.SIGTERM, signal.SIGINT}",

@@ -15,6 +15,7 @@ from sky_monarch.config import load_job
 from sky_monarch.errors import ConfigError
 from sky_monarch.launch.cluster_plan import plan_clusters
 from sky_monarch.launch.offers import known_offers
+from sky_monarch.provision.provider import planned_price
 
 BASE = "name: demo\nreplicas: 4\nranks_per_replica: 2\nrun: python train.py\n"
 
@@ -188,7 +189,7 @@ def test_a_group_of_several_hosts_has_a_cluster_for_each_where_they_share_a_netw
     assert [(host.groups, host.node) for host in choice.hosts] == [((0,), 0), ((0,), 1), ((1,), 0), ((1,), 1)]
     assert choice.reachability == "same network"
     assert any("the loss of one ends it on all of them" in note for note in choice.notes)
-    assert choice.usd_per_hour == pytest.approx(4 * 48)
+    assert choice.usd_per_hour == pytest.approx(4 * 48 + 0.037), "and the head"
     task = tasks(choice)["demo-h0"]
     assert (task["num_nodes"], task["resources"]["accelerators"]) == (1, "MI300X:8")
     assert task["resources"]["memory"] == "64+", "what a group asks for, shared by its hosts"
@@ -275,7 +276,7 @@ def test_candidates_come_cheapest_first_and_those_without_a_price_last():
     assert [(choice.infra, choice.usd_per_hour) for choice in found.choices] == [
         ("runpod", pytest.approx(19.12)),
         ("do", pytest.approx(20.72)),
-        ("oci", pytest.approx(48.0)),
+        ("oci", pytest.approx(48.037)),
         ("azure", None),
     ]
     assert found.refused == ()
@@ -371,6 +372,41 @@ def test_a_folder_for_checkpoints_has_to_be_shared_by_the_hosts_and_the_plan_say
 
     assert "must be a folder that all hosts share" in notes("/shared/ckpt")
     assert "share" not in notes("s3://bucket/ckpt")
+
+
+# --- the head -------------------------------------------------------------------------------------
+
+
+def test_the_price_of_a_head_that_is_a_cluster_is_in_the_sum_and_none_of_a_host_s_share():
+    text = "infra: oci\nresources: {accelerators: MI300X:4, gpus_per_host: 8}\n"
+    here, away = first(text + "head: here"), first(text + "head: cluster")
+
+    assert (here.head_usd_per_hour, away.head_usd_per_hour) == (None, 0.037)
+    assert away.usd_per_hour == pytest.approx(here.usd_per_hour + 0.037)
+    assert any("$/H has 0.037 for demo-head (VM.Standard.E4.Flex$_2_8)" in note for note in away.notes)
+    values = away.to_json()
+    assert planned_price(values, "demo-head") == 0.037
+    assert planned_price(values, "demo-h1") == pytest.approx(here.usd_per_hour / 2)
+    assert planned_price(values, "demo-h7") == pytest.approx(here.usd_per_hour / 2), (
+        "one that it is scaled to"
+    )
+    unknown = first("infra: do\nresources: {accelerators: MI300X:8}")
+    assert unknown.head_usd_per_hour is None
+    assert any("demo-head (2 CPUs) is not known, and not in the sum" in note for note in unknown.notes)
+
+
+def test_a_head_may_be_a_job_of_slurm_which_opens_no_port_for_it():
+    choice = first("infra: slurm/c1/gpu\nhead: cluster\nresources: {accelerators: MI300X:2}")
+
+    task = tasks(choice)["demo-head"]
+    assert {key: task["resources"][key] for key in ("infra", "cpus", "memory")} == {
+        "infra": "slurm/c1/gpu",
+        "cpus": "2+",
+        "memory": "8+",
+    }
+    assert "ports" not in task["resources"]
+    assert any("a time limit or a pre-emption" in note for note in choice.notes)
+    assert first("infra: slurm/c1/gpu\nresources: {accelerators: MI300X:2}").head.kind == "here"
 
 
 # --- spare hosts ----------------------------------------------------------------------------------

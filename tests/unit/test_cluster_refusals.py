@@ -37,7 +37,6 @@ def plan(text: str):
             "leave use_spot out",
         ),
         ("infra: oci\nresources: {accelerators: MI300X:2, gpus_per_host: 4}", "has 4 MI300X", "to 8"),
-        ("infra: slurm\nhead: cluster\nresources: {accelerators: MI300X:2}", "no ports", "head: here"),
         (
             "infra: runpod\nresources: {accelerators: MI300X:2, image: 'docker:nvcr.io/nvidia/pytorch:25.01-py3'}",
             "built for CUDA",

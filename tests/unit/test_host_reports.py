@@ -14,7 +14,7 @@ from sky_monarch.controller import model
 from sky_monarch.controller.agents import Agents
 from sky_monarch.controller.clocks import HostClocks
 from sky_monarch.controller.enrolment import Enrolments
-from sky_monarch.controller.host_reports import check_host_report
+from sky_monarch.controller.host_reports import check_head_bill, check_host_report, check_placement
 from sky_monarch.controller.money import Budget
 from sky_monarch.controller.plans import Plans
 from sky_monarch.controller.reports import policy_event
@@ -46,6 +46,60 @@ def test_a_report_becomes_a_row_with_all_of_its_fields() -> None:
     }
     event = policy_event(row)
     assert event == model.HostReport(host="h0", attempt=2, state=model.HostReported.LAUNCHED)
+
+
+BILL = {"cluster": "demo-head", "since_ms": 1_000, "place": "oci/x", "usd_per_hour": 1}
+
+
+def test_the_bill_of_a_head_becomes_a_row() -> None:
+    assert check_head_bill(BILL) == {**BILL, "event": "head_launched", "usd_per_hour": 1.0}
+    assert check_head_bill({**BILL, "usd_per_hour": None, "place": None})["usd_per_hour"] is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"cluster": ""},
+        {"cluster": 7},
+        {"since_ms": -1},
+        {"since_ms": True},
+        {"since_ms": "now"},
+        {"usd_per_hour": -1.0},
+        {"usd_per_hour": float("nan")},
+        {"usd_per_hour": "free"},
+        {"attempt": 1},
+    ],
+)
+def test_a_bill_that_makes_no_sense_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        check_head_bill({**BILL, **change})
+
+
+WANTED_AT: dict[str, Any] = {"choice": 1, "homes": {"h0": [0, 2], "h1": [1], "spare": []}}
+
+
+def test_where_groups_are_to_be_becomes_a_row() -> None:
+    assert check_placement(WANTED_AT, replicas=3, choices=2) == {**WANTED_AT, "event": "job_placed"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"choice": 2},
+        {"choice": None},
+        {"homes": None},
+        {"homes": {"h0": [0, 1]}},
+        {"homes": {"h0": [0, 1, 2], "h1": [2]}},
+        {"homes": {"h0": [0, 1, 3]}},
+        {"homes": {"h0": [0, 1, True]}},
+        {"homes": {"": [0, 1, 2]}},
+        {"homes": {"h0": 7}},
+        {"why": "x"},
+    ],
+)
+def test_a_placement_that_makes_no_sense_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        check_placement({**WANTED_AT, **change}, replicas=3, choices=2)
 
 
 def test_a_failure_without_a_kind_is_an_error() -> None:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import sky_monarch
 from sky_monarch import cli
@@ -37,8 +38,7 @@ def help_of(*words):
 @pytest.mark.parametrize("words", [["--help"], ["up", "--help"], ["status", "--help"], ["--version"]])
 def test_help_imports_nothing_heavy(words):
     loaded = modules_after(help_of(*words))
-    typers_own = set() if words == ["--help"] else {"pydantic"}  # typer converts parameters with it
-    assert not (HEAVY - typers_own) & loaded
+    assert not HEAVY & loaded
     assert not {name for name in loaded if name.startswith(("sky_monarch.sdk", "sky_monarch.config.spec"))}
     assert "sky_monarch._core" not in loaded
 
@@ -104,3 +104,29 @@ def test_what_asks_a_controller_leaves_rich_alone_and_whoever_has_httpx_has_it_w
     child(
         "import httpx\nfrom sky_monarch.sdk._http import load_httpx\nassert load_httpx().main is httpx.main"
     )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["status"], ["logs", "nosuch", "--replica", "1", "--tail", "5"], ["events", "nosuch", "--after", "3"]],
+)
+def test_what_is_asked_often_checks_its_parameters_without_pydantic(words, tmp_path, monkeypatch):
+    monkeypatch.setenv("SKY_MONARCH_STATE_DIR", str(tmp_path))
+    run = f"from sky_monarch.cli import app\ntry: app({words!r})\nexcept SystemExit: pass"
+
+    assert not HEAVY & modules_after(run)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--replica", "-1"], "greater than or equal to 0"),
+        (["--replica", "two"], "valid integer"),
+        (["--tail", "1.5"], "valid integer"),
+        (["--generation", "0"], "greater than or equal to 1"),
+    ],
+)
+def test_what_is_no_plain_number_is_refused_in_typers_words(words, said):
+    done = CliRunner().invoke(cli.app, ["logs", "nosuch", *words])
+    assert done.exit_code == 2
+    assert said in done.output

@@ -193,6 +193,38 @@ def test_a_budget_in_money_is_never_due_while_nothing_bills() -> None:
     assert Budget().unlimited
 
 
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_head_bills_since_its_launch_which_was_before_the_journal_and_in_vain_until_somebody_commits(
+    restart: bool,
+) -> None:
+    ledger = Ledger()
+    ledger.after(0.5)
+    since_ms = ledger.now[1] - 3_600_000
+    ledger.row("head_launched", cluster="head", since_ms=since_ms, place="oci", usd_per_hour=2.0)
+    if restart:
+        ledger.restarted()
+    assert ledger.book.head == "head"
+    assert ledger.after(1.0).cost("head") == (4.0, 4.0)
+    ledger.report("a", 1, "launching", 1.0)
+    ledger.report("a", 1, "launched", 1.0)
+    ledger.connects("a", 1)
+    ledger.commits("a")
+    assert ledger.after(1.0).cost() == (7.0, 4.0), "the head's and the host's"
+    assert ledger.book.usd_per_hour() == 3.0
+    reason = Budget(max_usd=7.0).spent(ledger.book, *ledger.now)
+    assert reason == "the budget is spent: 7.00 of max_usd 7"
+
+
+def test_a_head_that_is_told_of_late_has_been_of_use_since_the_first_commit() -> None:
+    ledger = Ledger()
+    ledger.report("a", 1, "launched", 1.0)
+    ledger.connects("a", 1)
+    ledger.after(1.0).commits("a")
+    since_ms = ledger.now[1] - 2 * 3_600_000
+    ledger.after(1.0).row("head_launched", cluster="head", since_ms=since_ms, place=None, usd_per_hour=1.0)
+    assert ledger.cost("head") == (3.0, 2.0)
+
+
 def test_what_was_said_last_of_a_host_is_known_to_be_said_again() -> None:
     ledger = Ledger()
     ledger.report("a", 1, "launching", 8.0)

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sky_monarch.launch.placement import Shape, attempt_of, cluster_name, host_sets, shape_of
+from sky_monarch.launch.placement import (
+    Shape,
+    attempt_of,
+    cluster_name,
+    head_name,
+    host_name,
+    host_sets,
+    shape_of,
+)
 
 sizes = st.integers(1, 8)
 
@@ -97,6 +105,31 @@ def test_attempts_at_a_host_with_a_long_name_differ_in_what_every_place_keeps_of
     assert len(set(names)) == 3
     assert [attempt_of(name, host) for name in names] == [2, 3, 1000]
     assert attempt_of(names[0], host.replace("h12", "h13")) is None
+
+
+def test_jobs_with_long_names_that_begin_alike_share_no_name_in_any_place() -> None:
+    """42 characters are what Azure and Kubernetes take, SkyPilot adds 9, and cuts the end of what is longer off."""
+    jobs = [f"{'pretraining-of-a-large-model-' * 2}{number}" for number in range(20)]
+    shape = shape_of(replicas=12, gpus=8, per_host=8)
+    assert shape is not None
+    names = [name for job in jobs for name in (head_name(job), *_names(job, shape))]
+
+    assert max(map(len, names)) <= 33
+    assert len(set(names)) == len(names) == 20 * 13
+    assert all(attempt_of(name, name) == 1 for name in names)
+    again = [cluster_name(name, 2) for name in names]
+    assert max(map(len, again)) <= 33
+    assert len({*names, *again}) == 2 * len(names)
+
+
+def test_a_name_that_every_place_keeps_as_it_is_stays_as_it_is() -> None:
+    job = "x" * 28
+    assert (host_name(job, 999), head_name(job)) == (f"{job}-h999", f"{job}-head")
+    assert host_name(f"{job}x", 0) != f"{job}x-h0"
+
+
+def _names(job: str, shape: Shape) -> list[str]:
+    return [host.cluster for host in host_sets(job, replicas=12, shape=shape)]
 
 
 def test_spare_hosts_come_last_and_have_no_groups() -> None:

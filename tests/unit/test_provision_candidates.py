@@ -14,9 +14,9 @@ from sky_monarch.provision.provider import Kind, Turn
 KINDS = st.sampled_from([None, Kind.CAPACITY, Kind.REFUSED, Kind.ERROR])
 
 
-def restored(candidates: Candidates, count: int, follow=()) -> Candidates:
+def restored(candidates: Candidates, count: int, follow=(), homes=()) -> Candidates:
     """As the next process has it, from the file."""
-    other = Candidates(count, follow=follow)
+    other = Candidates(count, follow=follow, homes=homes)
     other.restore(json.loads(json.dumps(candidates.to_json())))
     return other
 
@@ -161,3 +161,55 @@ def test_in_any_order_of_hosts_each_choice_is_tried_at_most_once_before_one_is_u
             if Kind.ERROR in outcomes
             else Kind.REFUSED
         }
+
+
+# --- hosts of different sizes -------------------------------------------------------------------------
+
+SMALL = {"h0": (0,), "h1": (1,), "h2": (2,)}
+LARGE = {"h0": (0, 1, 2)}
+
+
+def test_a_host_that_the_next_place_does_not_need_tries_nothing_there():
+    candidates = Candidates(2, homes=[LARGE, SMALL])
+
+    assert candidates.next("h2", 1) is None, "the first place has no such host"
+    assert candidates.next("h0", 1) == Turn(choice=0)
+    assert candidates.failed("h0", 0, Kind.CAPACITY, "none") is None
+    assert candidates.next("h0", 1) == Turn(choice=1)
+
+
+def test_others_are_launched_only_once_the_controller_has_placed_groups_for_them():
+    candidates = Candidates(2, homes=[LARGE, SMALL])
+    candidates.next("h0", 1)
+    candidates.failed("h0", 0, Kind.CAPACITY, "none")
+    candidates.next("h0", 1)
+    candidates.up("h0", 1, None)
+
+    assert candidates.next("h1", 1) is None
+    candidates = restored(candidates, 2, homes=[LARGE, SMALL])
+    candidates.placed(1)
+    assert candidates.next("h1", 1) == Turn(choice=1)
+    assert restored(candidates, 2, homes=[LARGE, SMALL]).is_placed(1)
+
+
+def test_the_only_choice_left_is_found_out_by_one_where_groups_are_not_placed_for_it():
+    candidates = Candidates(2, homes=[LARGE, SMALL])
+    candidates.next("h0", 1)
+    candidates.failed("h0", 0, Kind.REFUSED, "no")
+
+    assert candidates.next("h0", 1) == Turn(choice=1)
+    assert candidates.next("h1", 1) is None
+
+
+def test_once_a_host_was_up_places_where_groups_lie_otherwise_are_out():
+    candidates = Candidates(3, homes=[LARGE, SMALL, SMALL])
+    candidates.placed(1)
+    candidates.up("h0", 1, None)
+    candidates.gone("h0")
+
+    assert candidates.next("h0", 2) == Turn(choice=1)
+    assert candidates.failed("h0", 1, Kind.CAPACITY, "none") is None
+    assert candidates.next("h0", 2) == Turn(choice=2)
+    over = candidates.failed("h0", 2, Kind.CAPACITY, "none")
+    assert isinstance(over, Exhausted)
+    assert [reason.choice for reason in over.reasons] == [1, 2]

@@ -222,22 +222,42 @@ def test_hosts_without_a_common_network_are_refused_although_the_groups_average_
     assert "tunnels nothing" in refusal(text)
 
 
-def test_candidates_that_place_groups_otherwise_are_left_out_with_their_reasons():
+def test_candidates_may_place_groups_each_in_its_own_way_and_what_is_left_out_has_its_reason():
     text = (
         "infra: slurm\nhead: here\nplacement: any\nsync: diloco(20)\n"
         "resources: {accelerators: MI300X:1, ordered: [{infra: slurm/a}, {infra: slurm/b},"
-        " {accelerators: MI300X:2}, {infra: do}, {infra: runpod, use_spot: true},"
+        " {accelerators: MI300X:2}, {infra: oci}, {infra: azure},"
         " {infra: local, accelerators: null}]}\n"
     )
     spec = job(text)
 
     found = launchable(spec, plan_clusters(spec))
 
-    assert [choice.infra for choice in found.choices[:2]] == ["slurm/a", "slurm/b"]
-    assert all(choice.hosts == found.hosts for choice in found.choices)
+    homes = [(choice.infra, [host.groups for host in choice.hosts]) for choice in found.choices]
+    assert homes == [
+        ("slurm/a", [(0,), (1,), (2,)]),
+        ("slurm/b", [(0,), (1,), (2,)]),
+        ("oci", [(0, 1, 2)]),
+        ("azure", [(0, 1, 2)]),
+    ]
+    assert found.hosts == found.choices[0].hosts, "what the run begins with"
     assert any("this machine is not mixed" in reason for reason in found.left_out)
     assert any("2 GPUs there, and 1 in the first candidate" in reason for reason in found.left_out)
-    assert any(reason.startswith("MI300X:") and "on runpod" in reason for reason in found.left_out)
+
+
+def test_groups_over_several_hosts_are_placed_once_for_all_candidates():
+    spec = job()
+    plan = plan_clusters(spec)
+    (choice,) = plan.choices
+    wide = dataclasses.replace(
+        choice, infra="slurm/other", hosts=tuple(dataclasses.replace(host, nodes=2) for host in choice.hosts)
+    )
+    found = launchable(spec, dataclasses.replace(plan, choices=(choice, wide)))
+
+    assert found.choices == (choice,)
+    (reason,) = found.left_out
+    assert "a group takes 2 hosts there and 1 in the first candidate" in reason
+    assert "set resources.gpus_per_host to a size that all candidates have" in reason
 
 
 def test_where_nothing_is_left_every_reason_is_told():

@@ -11,6 +11,7 @@ HOST = {
     "host": "demo-h0",
     "groups": [0, 1],
     "spare": False,
+    "head": False,
     "attempt": 2,
     "phase": "UP",
     "reason": None,
