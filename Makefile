@@ -53,6 +53,10 @@ test-abi: $(VENV)/.train $(VENV)/.dev ## Hold what we declare of vendors' librar
 	cargo run --quiet --package sky-monarch-core --example abi > build/abi/declared.json
 	$(BIN)/python -m pytest tests/abi
 
+.PHONY: test-rdma
+test-rdma: ## Move memory over real RoCE v2, in virtual machines (needs QEMU, or root and Debian to get it; 70 MB, once).
+	$(PYTHON) -m tests.rdma
+
 # However it ends, nothing goes on: a run's head is made to outlive who started it, but not this namespace.
 ALONE := unshare --mount --pid --fork --kill-child=KILL --mount-proc bash -c '"$$@"; exit "$$?"' alone
 

@@ -748,7 +748,7 @@ class RdmaDomain:
             offset: Where the bytes begin in the owners' memory.
             digest: Whether each piece is checked.
             streams: Threads for each owner.
-            path: ``cma``, ``shm`` or ``tcp``; None for the best.
+            path: ``cma``, ``shm``, ``ibverbs`` or ``tcp``; None for the best.
 
         Returns:
             ``{"bytes", "again", "owners": [{"bytes", "path", "lost"}]}``; ``again``: pieces read more than once.

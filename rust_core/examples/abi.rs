@@ -42,7 +42,7 @@ fn main() -> std::io::Result<()> {
             device::CudaAttribute, device::AllocationType, device::HandleType, device::RangeHandleType,
             device::LocationType, device::AccessFlags, device::Granularity, ccl::CclResult, ccl::DataType,
             ccl::ReduceOp, verbs::CompletionStatus, verbs::WorkOpcode, verbs::QueuePairState, verbs::Access,
-            verbs::AttributeMask,
+            verbs::AttributeMask, verbs::PortState,
         ),
         "constants": {
             "hipStreamNonBlocking": device::STREAM_NON_BLOCKING,
@@ -53,6 +53,8 @@ fn main() -> std::io::Result<()> {
             "cudaHostAllocPortable": device::HOST_ALLOC_PORTABLE,
             "IBV_QPT_RC": verbs::QUEUE_PAIR_RC,
             "IBV_SEND_SIGNALED": verbs::SEND_SIGNALED,
+            "IBV_LINK_LAYER_INFINIBAND": verbs::LINK_LAYER_INFINIBAND,
+            "IBV_LINK_LAYER_ETHERNET": verbs::LINK_LAYER_ETHERNET,
         },
         "device_structs": [
             layout!(device::Uuid as ["hipUUID", "CUuuid"] {}),
@@ -84,6 +86,15 @@ fn main() -> std::io::Result<()> {
             layout!(verbs::CompletionChannel as ["struct ibv_comp_channel"] { context = "context", fd = "fd" }),
             layout!(verbs::CompletionQueue as ["struct ibv_cq"] { context = "context", channel = "channel" }),
             layout!(verbs::QueuePair as ["struct ibv_qp"] { context = "context", qp_num = "qp_num" }),
+            layout!(verbs::DeviceAttributes as ["struct ibv_device_attr"] {
+                max_mr_size = "max_mr_size", max_qp_wr = "max_qp_wr", max_cqe = "max_cqe",
+                max_qp_rd_atom = "max_qp_rd_atom", max_qp_init_rd_atom = "max_qp_init_rd_atom",
+                max_pkeys = "max_pkeys", phys_port_cnt = "phys_port_cnt",
+            }),
+            layout!(verbs::PortAttributes as ["struct ibv_port_attr"] {
+                state = "state", active_mtu = "active_mtu", gid_tbl_len = "gid_tbl_len", max_msg_sz = "max_msg_sz",
+                lid = "lid", link_layer = "link_layer", flags = "flags",
+            }),
             layout!(verbs::GidEntry as ["struct ibv_gid_entry"] {
                 gid = "gid", gid_index = "gid_index", port_num = "port_num", gid_type = "gid_type",
                 ndev_ifindex = "ndev_ifindex",

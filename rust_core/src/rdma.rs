@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  owner                                        requester
-//!  Domain ── register(memory) ─▶ Handle ──…──▶  Domain ── read_into / write_from ──▶ Path: cma | shm | tcp
+//!  Domain ── register(memory) ─▶ Handle ──…──▶  Domain ── read_into / write_from ──▶ Path: cma | shm | verbs | tcp
 //!    Registry: token, epoch, bounds, rights         │
 //!    Server: one thread a connection ◀══ TCP ═══════┘ every operation asks here first
 //! ```
@@ -29,9 +29,12 @@ mod path;
 mod protocol;
 mod registry;
 mod server;
+mod serving;
 mod shm;
 mod socket;
+mod staging;
 mod tcp;
+mod verbs;
 
 pub use domain::{Domain, Limits};
 pub use gather::{Options, OwnerReport, Report};
@@ -39,3 +42,4 @@ pub use handle::{Access, Handle};
 pub use memory::{Memory, Segment};
 pub use path::PathKind;
 pub use shm::allocate;
+pub use verbs::{Placement, Way};

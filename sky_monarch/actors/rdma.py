@@ -178,7 +178,7 @@ class Domain:
             timeout_s: For all of it.
             offset: Where the bytes begin in the owners' memory.
             digest: Whether each piece is checked.
-            path: ``cma``, ``shm`` or ``tcp``; None for the best.
+            path: ``cma``, ``shm``, ``ibverbs`` or ``tcp``; None for the best.
             streams: Threads for each owner; None for what is usual.
 
         Raises:
@@ -303,7 +303,7 @@ class RDMABuffer:
             dst: A contiguous CPU tensor or writable buffer, of the length that is wanted.
             offset: Where in this buffer its bytes begin.
             timeout: Seconds for all of it.
-            path: ``cma``, ``shm`` or ``tcp``; None for the best that leads there.
+            path: ``cma``, ``shm``, ``ibverbs`` or ``tcp``; None for the best that leads there.
             digest: Whether what arrives is checked.
 
         Raises:

@@ -14,7 +14,7 @@ def verbs(debian, tmp_path_factory):
 
 
 def test_numbers_and_layouts_are_those_of_the_header(verbs, declared):
-    enums = ["CompletionStatus", "WorkOpcode", "QueuePairState", "Access", "AttributeMask"]
+    enums = ["CompletionStatus", "WorkOpcode", "QueuePairState", "Access", "AttributeMask", "PortState"]
     assert compare_enums(verbs, declared, "IBV", enums) == set()
     compare_structs(verbs, declared["verbs_structs"], "struct")
     constants = {name: value for name, value in declared["constants"].items() if name.startswith("IBV")}

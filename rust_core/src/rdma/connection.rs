@@ -8,9 +8,10 @@ use rand::RngCore;
 use super::handle::Handle;
 use super::memory::{Segment, SharedFile};
 use super::protocol::{
-    self, Greeting, MAGIC, MAX_PARTS, MAX_TEXT, NONCE, Op, PROOF, REPLY, Request, Secret, Side,
+    self, Greeting, MAGIC, MAX_PARTS, MAX_TEXT, NONCE, Op, PROOF, REPLY, Request, Secret, Side, Take,
 };
 use super::socket::{STALL, Socket};
+use super::verbs::{Endpoint, JOINED, Keyed};
 use crate::{Error, ErrorKind, Result};
 
 /// What an owner lets a requester do by itself.
@@ -19,6 +20,8 @@ pub(super) struct Grant {
     pub length: u64,
     /// Where they lie in the owner.
     pub parts: Vec<Segment>,
+    /// One a part, where they are lent; else none.
+    pub keys: Vec<u32>,
     /// The file that the first of them lies in, and where.
     pub shared: Option<(SharedFile, u64)>,
 }
@@ -122,13 +125,20 @@ impl Connection {
         if count > MAX_PARTS {
             return Err(protocol("it grants too many segments"));
         }
-        let mut packed = vec![0; count * 16 + 1];
+        let lent = matches!(op, Op::LendRead | Op::LendWrite);
+        let size = if lent { 20 } else { 16 };
+        let mut packed = vec![0; count * size + 1];
         self.socket.read(&mut packed)?;
         let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap_or_default());
-        let (parts, shared) = packed.split_at(count * 16);
-        let parts: Vec<Segment> = parts
-            .chunks_exact(16)
-            .map(|part| Segment { address: number(&part[..8]) as usize, length: number(&part[8..]) as usize })
+        let (packed, shared) = packed.split_at(count * size);
+        let packed = packed.chunks_exact(size);
+        let keys = packed.clone().filter(|_| lent);
+        let keys = keys.map(|part| u32::from_le_bytes(part[16..].try_into().unwrap_or_default())).collect();
+        let parts: Vec<Segment> = packed
+            .map(|part| Segment {
+                address: number(&part[..8]) as usize,
+                length: number(&part[8..16]) as usize,
+            })
             .collect();
         let mut sum = 0u64;
         for part in &parts {
@@ -147,12 +157,46 @@ impl Connection {
                 Some((SharedFile { fd, device, inode }, number(&file[20..])))
             }
         };
-        Ok(Grant { length, parts, shared })
+        Ok(Grant { length, parts, keys, shared })
     }
 
     /// Says that what was granted is done; [`ErrorKind::Stale`] where it does not count.
     pub(super) fn release(&mut self, ask: &Ask<'_>) -> Result<()> {
         self.ask(&ask.request(Op::Release), ask.deadline).map(|_| ())
+    }
+
+    /// The same where what was lent has failed; [`ErrorKind::Stale`] where the owner has withdrawn it.
+    pub(super) fn quit(&mut self, ask: &Ask<'_>) -> Result<()> {
+        // Also after the deadline: the owner holds the memory until it hears this, or the connection ends.
+        let deadline = ask.deadline.max(Instant::now() + STALL);
+        self.ask(&ask.request(Op::Quit), deadline).map(|_| ())
+    }
+
+    /// Has the owner make a queue pair for `mine`: its end, and where its cookie lies under which key.
+    pub(super) fn join(&mut self, mine: &Endpoint, deadline: Instant) -> Result<(Endpoint, Keyed)> {
+        self.socket.until(deadline, STALL)?;
+        let limit = deadline.saturating_duration_since(Instant::now());
+        let request = Request {
+            op: Op::Join,
+            digest: false,
+            token: 0,
+            epoch: 0,
+            offset: 0,
+            length: Endpoint::LENGTH as u64,
+            limit_ms: u64::try_from(limit.as_millis()).unwrap_or(u64::MAX),
+        };
+        self.socket.write(&[&request.encode()[..], &mine.encode()].concat())?;
+        if self.answer()? != JOINED as u64 {
+            return Err(protocol("its end of a queue pair is none"));
+        }
+        let mut joined = [0; JOINED];
+        self.socket.read(&mut joined)?;
+        let mut at = Take(&joined);
+        let theirs = Endpoint::decode(&at.take())?;
+        let address = u64::from_le_bytes(at.take()) as usize;
+        let key = u32::from_le_bytes(at.take());
+        let segment = Segment { address, length: self.greeting.cookie.len() };
+        Ok((theirs, Keyed { segment, key }))
     }
 
     /// What was announced as `name` with `serial`, waiting for it.

@@ -47,7 +47,7 @@ impl Domain {
             let why = format!("{address} is every interface: name the one that peers reach");
             return Err(Error::new(ErrorKind::InvalidInput, "open a domain", why));
         }
-        let shared = Arc::new(Shared::new(Secret::new(secret)?, limits));
+        let shared = Arc::new(Shared::new(Secret::new(secret)?, limits, address));
         let server = Server::start(address, Arc::clone(&shared))?;
         Ok(Self { shared, server })
     }
@@ -59,9 +59,9 @@ impl Domain {
 
     /// Lets peers reach `memory` until [`Domain::deregister`].
     pub fn register(&self, memory: Memory, access: Access, epoch: u64) -> Result<Handle> {
-        let length = memory.length();
+        let (length, device) = (memory.length(), memory.device().is_some());
         let token = self.shared.registry.register(memory, access, epoch)?;
-        Ok(Handle { address: self.address(), length, access, epoch, token })
+        Ok(Handle { address: self.address(), length, access, epoch, token, device })
     }
 
     /// Lets nobody reach it any more, and waits for who is just doing so. True if readers had to be revoked after
@@ -99,7 +99,7 @@ impl Domain {
         into: &Memory,
         options: &Options,
     ) -> Result<Report> {
-        gather::read(&self.shared.secret, sources, offset, into, options)
+        gather::read(&self.shared, sources, offset, into, options)
     }
 
     /// Writes `from` to `handle`, from `offset` on. After an error the range is undefined.
@@ -110,6 +110,6 @@ impl Domain {
         from: &Memory,
         options: &Options,
     ) -> Result<Report> {
-        gather::write(&self.shared.secret, handle, offset, from, options)
+        gather::write(&self.shared, handle, offset, from, options)
     }
 }

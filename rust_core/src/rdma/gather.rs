@@ -12,8 +12,10 @@ use super::connection::{Ask, Connection};
 use super::handle::Handle;
 use super::memory::Memory;
 use super::path::{self, Path, PathKind};
-use super::protocol::{Op, Secret};
+use super::protocol::Op;
+use super::server::Shared;
 use super::socket::STALL;
+use super::staging::Staging;
 use crate::agent::mutant;
 use crate::{Error, ErrorKind, Result};
 
@@ -87,7 +89,7 @@ struct State {
 }
 
 struct Work<'a> {
-    secret: &'a Secret,
+    near: &'a Shared,
     owners: &'a [Handle],
     /// Of the range in the owners.
     offset: u64,
@@ -101,28 +103,28 @@ struct Work<'a> {
 
 /// Fills `into` with the same range of `owners`.
 pub(super) fn read(
-    secret: &Secret,
+    near: &Shared,
     owners: &[Handle],
     offset: u64,
     into: &Memory,
     options: &Options,
 ) -> Result<Report> {
-    run(secret, owners, offset, into, options, false)
+    run(near, owners, offset, into, options, false)
 }
 
 /// Writes `from` into `owner`.
 pub(super) fn write(
-    secret: &Secret,
+    near: &Shared,
     owner: &Handle,
     offset: u64,
     from: &Memory,
     options: &Options,
 ) -> Result<Report> {
-    run(secret, std::slice::from_ref(owner), offset, from, options, true)
+    run(near, std::slice::from_ref(owner), offset, from, options, true)
 }
 
 fn run(
-    secret: &Secret,
+    near: &Shared,
     owners: &[Handle],
     offset: u64,
     mine: &Memory,
@@ -152,7 +154,7 @@ fn run(
     let streams = streams.min(pending.len());
     pending.reverse();
     let work = Work {
-        secret,
+        near,
         owners,
         offset,
         mine,
@@ -264,13 +266,24 @@ impl Work<'_> {
         let handle = &self.owners[owner];
         let path = match path {
             Some(open) => open,
-            None => path.insert(path::open(handle, self.secret, self.options.path, deadline).map_err(blame)?),
+            None => path.insert(path::open(handle, self.near, self.options.path, deadline).map_err(blame)?),
         };
         let (offset, length) = (self.offset + piece.offset, piece.length);
         let ask = Ask { handle, offset, length, digest: self.options.digest, deadline };
         let mine = self.mine.parts(piece.offset, piece.length, usize::MAX).map_err(blame)?;
+        let staging = match self.mine.device() {
+            // SAFETY: of an accelerator, as `of_device` was promised, and `self.mine` outlives the operation.
+            Some(runtime) if !unsafe { path.takes_device(runtime, &mine, &ask, self.writes) } => {
+                Staging::of(self.mine, &mine).map_err(blame)?
+            }
+            _ => None,
+        };
+        let mine = staging.as_ref().map_or(mine, |staging| vec![staging.segment()]);
         if self.writes {
-            // SAFETY: a `Memory` can be read.
+            if let Some(staging) = &staging {
+                staging.fill(deadline).map_err(blame)?;
+            }
+            // SAFETY: a `Memory` can be read, or else what stands in for it.
             unsafe { path.write(&ask, &mine) }.map_err(blame)?;
             return Ok(path.kind());
         }
@@ -284,6 +297,9 @@ impl Work<'_> {
                 let why = "it gave other bytes than the owner that decides";
                 return Err(blame(Error::new(ErrorKind::Corrupt, "read the memory of a peer", why)));
             }
+        }
+        if let Some(staging) = &staging {
+            staging.drain(deadline).map_err(blame)?;
         }
         Ok(path.kind())
     }
@@ -304,7 +320,7 @@ impl Work<'_> {
         let handle = &self.owners[truth];
         let asking = || -> Result<()> {
             if open.as_ref().is_none_or(|(at, _)| *at != truth) {
-                *open = Some((truth, Connection::open(handle.address, self.secret, ask.deadline)?));
+                *open = Some((truth, Connection::open(handle.address, &self.near.secret, ask.deadline)?));
             }
             if let Some((_, connection)) = open {
                 connection.socket.until(ask.deadline, STALL)?;

@@ -30,12 +30,15 @@ pub struct Handle {
     pub epoch: u64,
     /// Random: handles of an owner that was restarted at the same address are stale, too.
     pub token: u64,
+    /// Of an accelerator: nothing of the host can be mapped or attached.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub device: bool,
 }
 
 impl Handle {
     /// As text, for a store or a message.
     pub fn to_text(&self) -> String {
-        // Five plain fields: there is nothing that could fail.
+        // Plain fields: there is nothing that could fail.
         serde_json::to_string(self).unwrap_or_default()
     }
 
@@ -59,6 +62,7 @@ mod tests {
             access: Access::ReadWrite,
             epoch: 3,
             token: u64::MAX - 1,
+            device: true,
         };
         assert_eq!(Handle::from_text(&handle.to_text()).expect("one"), handle);
     }

@@ -4,6 +4,7 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
+use crate::gpu::GpuRuntime;
 use crate::{Error, ErrorKind, Result};
 
 /// A contiguous piece of memory.
@@ -31,6 +32,8 @@ pub struct Memory {
     starts: Vec<u64>,
     length: u64,
     shared: Option<SharedFile>,
+    /// Whose memory it is; none for the host's.
+    device: Option<&'static dyn GpuRuntime>,
     _owner: Arc<dyn Any + Send + Sync>,
 }
 
@@ -66,7 +69,28 @@ impl Memory {
             kept.push(segment);
             length = length.checked_add(segment.length as u64).ok_or_else(|| bad("it is too long"))?;
         }
-        Ok(Self { segments: kept, starts, length, shared: None, _owner: Arc::new(owner) })
+        Ok(Self { segments: kept, starts, length, shared: None, device: None, _owner: Arc::new(owner) })
+    }
+
+    /// The same of an accelerator: addresses that the host may not follow.
+    ///
+    /// # Safety
+    /// Each segment must lie in an allocation of `runtime` until `owner` is dropped, and what its device was to do with
+    /// it must be done.
+    pub unsafe fn of_device(
+        runtime: &'static dyn GpuRuntime,
+        segments: impl IntoIterator<Item = Segment>,
+        owner: impl Any + Send + Sync,
+    ) -> Result<Self> {
+        // SAFETY: as the caller promises; nothing here reads it by its address once `device` says what it is.
+        let mut memory = unsafe { Self::new(segments, owner) }?;
+        memory.device = Some(runtime);
+        Ok(memory)
+    }
+
+    /// The accelerator's runtime; none for memory of the host.
+    pub(super) const fn device(&self) -> Option<&'static dyn GpuRuntime> {
+        self.device
     }
 
     pub(super) fn with_shared(mut self, shared: SharedFile) -> Self {
@@ -83,10 +107,26 @@ impl Memory {
         self.length
     }
 
+    /// Its pieces, in order.
+    pub(super) fn segments(&self) -> &[Segment] {
+        &self.segments
+    }
+
     /// The segments of `offset..offset + length`, `most` of them at the most; together they may then be shorter.
     ///
     /// [`ErrorKind::OutOfBounds`] where the range is not inside.
     pub fn parts(&self, offset: u64, length: u64, most: usize) -> Result<Vec<Segment>> {
+        let parts = self.indexed_parts(offset, length, most)?;
+        Ok(parts.into_iter().map(|(_, part)| part).collect())
+    }
+
+    /// The same, each with the index of the segment that it lies in.
+    pub(super) fn indexed_parts(
+        &self,
+        offset: u64,
+        length: u64,
+        most: usize,
+    ) -> Result<Vec<(usize, Segment)>> {
         let end = offset.checked_add(length).filter(|end| *end <= self.length);
         let Some(end) = end else {
             let why = format!("bytes {offset} to {offset} + {length} of {}", self.length);
@@ -100,7 +140,7 @@ impl Memory {
             // Both fit: they are no longer than the segment.
             let skip = (at - start) as usize;
             let take = (segment.length - skip).min((end - at) as usize);
-            parts.push(Segment { address: segment.address + skip, length: take });
+            parts.push((index, Segment { address: segment.address + skip, length: take }));
             at += take as u64;
             index += 1;
         }

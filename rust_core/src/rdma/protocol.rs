@@ -138,10 +138,18 @@ pub(super) enum Op {
     Digest = 6,
     /// What was announced under the name of `length` bytes that follows?
     Lookup = 7,
+    /// Here is my end of a queue pair, which follows: make yours, and tell me.
+    Join = 8,
+    /// Let me read the range by RDMA; with which keys?
+    LendRead = 9,
+    /// Let me write the range by RDMA; with which keys?
+    LendWrite = 10,
+    /// What you lent has failed: end your queue pair, then let the memory go. Does it still count?
+    Quit = 11,
 }
 
 impl Op {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 11] = [
         Self::Read,
         Self::Write,
         Self::GrantRead,
@@ -149,6 +157,10 @@ impl Op {
         Self::Release,
         Self::Digest,
         Self::Lookup,
+        Self::Join,
+        Self::LendRead,
+        Self::LendWrite,
+        Self::Quit,
     ];
 }
 
@@ -203,7 +215,7 @@ impl Request {
 pub(super) const REPLY: usize = 1 + 8;
 
 /// Kinds of error that travel, and their numbers.
-const KINDS: [(ErrorKind, u8); 8] = [
+const KINDS: [(ErrorKind, u8); 9] = [
     (ErrorKind::Stale, 1),
     (ErrorKind::OutOfBounds, 2),
     (ErrorKind::Forbidden, 3),
@@ -212,6 +224,7 @@ const KINDS: [(ErrorKind, u8); 8] = [
     (ErrorKind::Corrupt, 6),
     (ErrorKind::Protocol, 7),
     (ErrorKind::Io, 8),
+    (ErrorKind::Device, 9),
 ];
 
 /// An answer, with the reason where it is no.
@@ -242,20 +255,20 @@ pub(super) fn decode_reply(bytes: &[u8; REPLY]) -> Result<Result<u64, (ErrorKind
     }
 }
 
-struct Put<'a>(&'a mut [u8]);
+pub(super) struct Put<'a>(pub &'a mut [u8]);
 
 impl Put<'_> {
-    fn put(&mut self, bytes: &[u8]) {
+    pub(super) fn put(&mut self, bytes: &[u8]) {
         let (head, rest) = std::mem::take(&mut self.0).split_at_mut(bytes.len());
         head.copy_from_slice(bytes);
         self.0 = rest;
     }
 }
 
-struct Take<'a>(&'a [u8]);
+pub(super) struct Take<'a>(pub &'a [u8]);
 
 impl Take<'_> {
-    fn take<const N: usize>(&mut self) -> [u8; N] {
+    pub(super) fn take<const N: usize>(&mut self) -> [u8; N] {
         let (head, rest) = self.0.split_at(N);
         self.0 = rest;
         let mut out = [0; N];

@@ -2,13 +2,14 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use rand::Rng;
 
 use super::handle::Access;
 use super::memory::Memory;
+use super::verbs::{self, Fabric, Region, Rights};
 use crate::{Error, ErrorKind, Result};
 
 /// Registrations that one process may have at a time.
@@ -24,6 +25,8 @@ pub(super) enum Purpose {
 /// One registration. Its memory lives as long as anybody uses it.
 #[derive(Debug)]
 pub(super) struct Registration {
+    /// For RDMA, since the first peer that comes by it. Above the memory, so that they end before it.
+    regions: OnceLock<Option<Vec<Region>>>,
     pub memory: Memory,
     pub access: Access,
     pub epoch: u64,
@@ -50,6 +53,21 @@ pub(super) struct Lease {
 impl Lease {
     pub(super) fn memory(&self) -> &Memory {
         &self.registration.memory
+    }
+
+    /// The memory as peers reach it by RDMA: registered once, for all of them. None where it has to be staged.
+    pub(super) fn regions(&self, fabric: &Arc<Fabric>) -> Result<Option<&[Region]>> {
+        let registration = &self.registration;
+        if let Some(regions) = registration.regions.get() {
+            return Ok(regions.as_deref());
+        }
+        let rights = match registration.access {
+            Access::Read => Rights::RemoteRead,
+            Access::ReadWrite => Rights::RemoteWrite,
+        };
+        // Two that come at a time do it twice, and one of them for nothing.
+        let made = verbs::regions(fabric, &registration.memory, rights)?;
+        Ok(registration.regions.get_or_init(|| made).as_deref())
     }
 
     /// Whether what was done under it counts: the owner may have gone on without waiting for it.
@@ -90,8 +108,14 @@ fn stale(why: &str) -> Error {
 impl Registry {
     /// Takes `memory`, and returns its token.
     pub(super) fn register(&self, memory: Memory, access: Access, epoch: u64) -> Result<u64> {
-        let registration =
-            Arc::new(Registration { memory, access, epoch, usage: Mutex::default(), free: Condvar::new() });
+        let registration = Arc::new(Registration {
+            regions: OnceLock::new(),
+            memory,
+            access,
+            epoch,
+            usage: Mutex::default(),
+            free: Condvar::new(),
+        });
         let mut by_token = lock(&self.by_token);
         if by_token.len() >= MOST {
             let why = format!("{MOST} ranges are registered already");

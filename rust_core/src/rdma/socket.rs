@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::{Shutdown, TcpStream};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
 use super::memory::Segment;
@@ -98,6 +98,11 @@ impl Socket {
             }
         }
         Ok(())
+    }
+
+    /// To be watched for the peer's end.
+    pub(super) fn raw_fd(&self) -> RawFd {
+        self.stream.as_raw_fd()
     }
 
     /// A second way to the same connection, to end it from another thread.

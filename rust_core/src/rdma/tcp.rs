@@ -25,43 +25,57 @@ impl Path for Tcp {
     }
 
     unsafe fn read(&mut self, ask: &Ask<'_>, into: &[Segment]) -> Result<u32> {
-        let granted = self.connection.ask(&ask.request(Op::Read), ask.deadline)?;
-        if granted != ask.length {
-            let why = format!("it sends {granted} bytes where {} were asked for", ask.length);
-            return Err(Error::new(ErrorKind::Protocol, "read the memory of a peer", why));
-        }
-        let mut digest = 0;
-        for chunk in cut(into, CHUNK) {
-            // SAFETY: as the caller promises.
-            unsafe {
-                self.connection.socket.receive(chunk)?;
-                if ask.digest {
-                    digest = memory::digest(digest, &[chunk]);
-                }
-            }
-        }
-        // The owner's last word: whether what it sent counts, and what it was.
-        let theirs = self.connection.answer()?;
-        if ask.digest && theirs != u64::from(digest) {
-            let why = "what arrived is not what was sent";
-            return Err(Error::new(ErrorKind::Corrupt, "read the memory of a peer", why));
-        }
-        Ok(digest)
+        // SAFETY: as the caller promises.
+        unsafe { read(&mut self.connection, ask, into) }
     }
 
     unsafe fn write(&mut self, ask: &Ask<'_>, from: &[Segment]) -> Result<()> {
-        self.connection.ask(&ask.request(Op::Write), ask.deadline)?;
-        let mut digest = 0;
-        for chunk in cut(from, CHUNK) {
-            // SAFETY: as the caller promises.
-            unsafe {
-                self.connection.socket.send(chunk)?;
-                if ask.digest {
-                    digest = memory::digest(digest, &[chunk]);
-                }
+        // SAFETY: as the caller promises.
+        unsafe { write(&mut self.connection, ask, from) }
+    }
+}
+
+/// # Safety
+/// As [`Path::read`].
+pub(super) unsafe fn read(connection: &mut Connection, ask: &Ask<'_>, into: &[Segment]) -> Result<u32> {
+    let granted = connection.ask(&ask.request(Op::Read), ask.deadline)?;
+    if granted != ask.length {
+        let why = format!("it sends {granted} bytes where {} were asked for", ask.length);
+        return Err(Error::new(ErrorKind::Protocol, "read the memory of a peer", why));
+    }
+    let mut digest = 0;
+    for chunk in cut(into, CHUNK) {
+        // SAFETY: as the caller promises.
+        unsafe {
+            connection.socket.receive(chunk)?;
+            if ask.digest {
+                digest = memory::digest(digest, &[chunk]);
             }
         }
-        self.connection.socket.write(&digest.to_le_bytes())?;
-        self.connection.answer().map(|_| ())
     }
+    // The owner's last word: whether what it sent counts, and what it was.
+    let theirs = connection.answer()?;
+    if ask.digest && theirs != u64::from(digest) {
+        let why = "what arrived is not what was sent";
+        return Err(Error::new(ErrorKind::Corrupt, "read the memory of a peer", why));
+    }
+    Ok(digest)
+}
+
+/// # Safety
+/// As [`Path::write`].
+pub(super) unsafe fn write(connection: &mut Connection, ask: &Ask<'_>, from: &[Segment]) -> Result<()> {
+    connection.ask(&ask.request(Op::Write), ask.deadline)?;
+    let mut digest = 0;
+    for chunk in cut(from, CHUNK) {
+        // SAFETY: as the caller promises.
+        unsafe {
+            connection.socket.send(chunk)?;
+            if ask.digest {
+                digest = memory::digest(digest, &[chunk]);
+            }
+        }
+    }
+    connection.socket.write(&digest.to_le_bytes())?;
+    connection.answer().map(|_| ())
 }

@@ -1,7 +1,7 @@
 //! libibverbs: what plain RC verbs need. `ibv_post_send` and its like are not exported; they are calls through the
 //! table of operations that lies in each context.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::mem::{offset_of, size_of};
 
 use super::open_enum;
@@ -10,8 +10,13 @@ open_enum! {
     /// `enum ibv_wc_status`, those that decide what is done next.
     pub struct CompletionStatus(c_uint) {
         SUCCESS = 0 ["IBV_WC_SUCCESS"],
+        LOCAL_LENGTH = 1 ["IBV_WC_LOC_LEN_ERR"],
+        LOCAL_QUEUE_PAIR = 2 ["IBV_WC_LOC_QP_OP_ERR"],
+        LOCAL_PROTECTION = 4 ["IBV_WC_LOC_PROT_ERR"],
         WORK_REQUEST_FLUSHED = 5 ["IBV_WC_WR_FLUSH_ERR"],
+        REMOTE_INVALID_REQUEST = 9 ["IBV_WC_REM_INV_REQ_ERR"],
         REMOTE_ACCESS = 10 ["IBV_WC_REM_ACCESS_ERR"],
+        REMOTE_OPERATION = 11 ["IBV_WC_REM_OP_ERR"],
         RETRIES_EXCEEDED = 12 ["IBV_WC_RETRY_EXC_ERR"],
         RECEIVER_NOT_READY = 13 ["IBV_WC_RNR_RETRY_EXC_ERR"],
     }
@@ -71,6 +76,19 @@ open_enum! {
 pub const QUEUE_PAIR_RC: c_uint = 2;
 /// `IBV_SEND_SIGNALED`.
 pub const SEND_SIGNALED: c_uint = 2;
+
+open_enum! {
+    /// `enum ibv_port_state`.
+    pub struct PortState(c_uint) {
+        DOWN = 1 ["IBV_PORT_DOWN"],
+        ACTIVE = 4 ["IBV_PORT_ACTIVE"],
+    }
+}
+
+/// `IBV_LINK_LAYER_INFINIBAND`.
+pub const LINK_LAYER_INFINIBAND: u8 = 1;
+/// `IBV_LINK_LAYER_ETHERNET`.
+pub const LINK_LAYER_ETHERNET: u8 = 2;
 
 macro_rules! opaque {
     ($($(#[$doc:meta])* $Name:ident),* $(,)?) => {
@@ -171,6 +189,65 @@ pub struct QueuePair {
     handle: u32,
     /// Its number, which the peer is told.
     pub qp_num: u32,
+}
+
+/// `struct ibv_device_attr`.
+#[repr(C)]
+#[allow(missing_docs, reason = "fields of the InfiniBand specification")]
+pub struct DeviceAttributes {
+    pub fw_ver: [c_char; 64],
+    pub node_guid: u64,
+    pub sys_image_guid: u64,
+    pub max_mr_size: u64,
+    pub page_size_cap: u64,
+    pub vendor_id: u32,
+    pub vendor_part_id: u32,
+    pub hw_ver: u32,
+    pub max_qp: c_int,
+    pub max_qp_wr: c_int,
+    pub device_cap_flags: c_uint,
+    pub max_sge: c_int,
+    pub max_sge_rd: c_int,
+    pub max_cq: c_int,
+    pub max_cqe: c_int,
+    pub max_mr: c_int,
+    pub max_pd: c_int,
+    pub max_qp_rd_atom: c_int,
+    pub max_ee_rd_atom: c_int,
+    pub max_res_rd_atom: c_int,
+    pub max_qp_init_rd_atom: c_int,
+    unused: [c_int; 16],
+    pub max_pkeys: u16,
+    pub local_ca_ack_delay: u8,
+    pub phys_port_cnt: u8,
+}
+
+/// `struct ibv_port_attr`. The exported `ibv_query_port` fills all but what was added last.
+#[repr(C)]
+#[allow(missing_docs, reason = "fields of the InfiniBand specification")]
+pub struct PortAttributes {
+    pub state: PortState,
+    pub max_mtu: c_uint,
+    pub active_mtu: c_uint,
+    pub gid_tbl_len: c_int,
+    pub port_cap_flags: u32,
+    pub max_msg_sz: u32,
+    pub bad_pkey_cntr: u32,
+    pub qkey_viol_cntr: u32,
+    pub pkey_tbl_len: u16,
+    pub lid: u16,
+    pub sm_lid: u16,
+    pub lmc: u8,
+    pub max_vl_num: u8,
+    pub sm_sl: u8,
+    pub subnet_timeout: u8,
+    pub init_type_reply: u8,
+    pub active_width: u8,
+    pub active_speed: u8,
+    pub phys_state: u8,
+    pub link_layer: u8,
+    pub flags: u8,
+    pub port_cap_flags2: u16,
 }
 
 /// `union ibv_gid`.
@@ -363,6 +440,8 @@ const _: () = {
     assert!(
         size_of::<SendRequest>() == 128 && size_of::<ReceiveRequest>() == 32 && size_of::<Completion>() == 48
     );
+    assert!(size_of::<DeviceAttributes>() == 232 && offset_of!(DeviceAttributes, phys_port_cnt) == 227);
+    assert!(size_of::<PortAttributes>() == 52 && offset_of!(PortAttributes, link_layer) == 46);
     assert!(
         size_of::<MemoryRegion>() == 48 && size_of::<GidEntry>() == 32 && size_of::<ScatterGather>() == 16
     );

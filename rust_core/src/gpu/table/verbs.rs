@@ -4,8 +4,9 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
 
 use crate::gpu::abi::verbs::{
-    Completion, CompletionChannel, CompletionQueue, Context, DeviceObject, Gid, GidEntry, MemoryRegion,
-    ProtectionDomain, QueuePair, QueuePairAttributes, QueuePairInit, SendRequest,
+    Completion, CompletionChannel, CompletionQueue, Context, DeviceAttributes, DeviceObject, Gid, GidEntry,
+    MemoryRegion, PortAttributes, ProtectionDomain, QueuePair, QueuePairAttributes, QueuePairInit,
+    SendRequest,
 };
 use crate::gpu::error::{GpuError, GpuResult};
 use crate::gpu::library::{Library, Names};
@@ -28,6 +29,8 @@ vendor_table! {
             get_device_name ["ibv_get_device_name"]: fn(*mut DeviceObject) -> *const c_char;
             open_device ["ibv_open_device"]: fn(*mut DeviceObject) -> *mut Context;
             close_device ["ibv_close_device"]: fn(*mut Context) -> c_int;
+            query_device ["ibv_query_device"]: fn(*mut Context, *mut DeviceAttributes) -> c_int;
+            query_port ["ibv_query_port"]: fn(*mut Context, u8, *mut PortAttributes) -> c_int;
             query_gid ["ibv_query_gid"]: fn(*mut Context, u8, c_int, *mut Gid) -> c_int;
             alloc_pd ["ibv_alloc_pd"]: fn(*mut Context) -> *mut ProtectionDomain;
             dealloc_pd ["ibv_dealloc_pd"]: fn(*mut ProtectionDomain) -> c_int;
@@ -117,6 +120,23 @@ pub unsafe fn poll_cq(queue: *mut CompletionQueue, into: &mut [Completion]) -> R
     // SAFETY: `into` has room for as many.
     let count = unsafe { poll(queue, room, into.as_mut_ptr()) };
     usize::try_from(count).map_err(|_| count)
+}
+
+/// Have the queue's channel become readable at the next completion.
+///
+/// # Errors
+/// The errno.
+///
+/// # Safety
+/// As [`poll_cq`].
+pub unsafe fn request_notice(queue: *mut CompletionQueue) -> Result<(), c_int> {
+    // SAFETY: of the caller.
+    let arm = unsafe { (*(*queue).context).ops.req_notify_cq }.ok_or(libc::EOPNOTSUPP)?;
+    // SAFETY: of the caller.
+    match unsafe { arm(queue, 0) } {
+        0 => Ok(()),
+        errno => Err(errno),
+    }
 }
 
 /// Post a chain of requests, through the operations of the queue pair's context.
