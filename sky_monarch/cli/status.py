@@ -97,6 +97,19 @@ def _hosts(one: RunStatus) -> list[str]:
     return lines
 
 
+def _findings(one: RunStatus) -> list[str]:
+    """Errors that the doctor found, whole; of warnings only how many: they are for a quiet moment."""
+    lines = []
+    for finding in one.findings:
+        if finding.severity == "error":
+            fix = f" (fix: {finding.fix})" if finding.fix else ""
+            lines.append(plain(f"host {finding.host}: {finding.check}: {finding.message}{fix}"))
+    warnings = sum(finding.severity == "warning" for finding in one.findings)
+    if warnings:
+        lines.append(f"{warnings} warning(s) of the doctor: `sky-monarch status {one.name} --json` has them")
+    return lines
+
+
 def _details(one: RunStatus) -> None:
     from sky_monarch.cli._report import recovery_lines, result_line
 
@@ -106,7 +119,7 @@ def _details(one: RunStatus) -> None:
     if one.setup is not None and one.setup.state:
         code = "" if one.setup.exit_code is None else f", exit code {one.setup.exit_code}"
         print_line(f"setup {one.setup.state}{code}")
-    for text in _hosts(one):
+    for text in [*_hosts(one), *_findings(one)]:
         print_line(text)
     if one.groups:
         header = (

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from sky_monarch.controller.host_events import (
     BudgetSpent,
+    Examined,
     HostLeaving,
     HostReport,
     LauncherCame,
@@ -85,6 +86,7 @@ class AgentConnected:
         groups: All that it supervises.
         attempt: At the host; 0 where it was not provisioned.
         probe: Where other hosts can try whether they reach it; None: nowhere.
+        examining: The host is being looked at: what comes of it is told, and nothing starts before.
         begun: The newest generation of groups of which the agent before it began some that nobody was told of.
     """
 
@@ -95,6 +97,7 @@ class AgentConnected:
     begun: tuple[tuple[int, int], ...] = ()
     attempt: int = 0
     probe: str | None = None
+    examining: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,6 +287,7 @@ Event = (
     | HostReport
     | HostLeaving
     | Reached
+    | Examined
     | LauncherCame
     | LauncherGone
     | BudgetSpent
