@@ -3,6 +3,7 @@
 Core errors arrive as the classes of ``sky_monarch.errors``, one class for each kind:
 invalid_input ConfigError, refused PeerRefusedError, timed_out ChannelTimeoutError, closed ChannelClosedError,
 too_large FrameTooLargeError, protocol ProtocolError, io SystemCallError, quorum QuorumError, device DeviceError,
+not_joined NotJoinedError, communicator CommunicatorError,
 out_of_bounds OutOfBoundsError, forbidden AccessForbiddenError, stale StaleHandleError, corrupt DigestError.
 
 All waiting is done with the GIL released, and Ctrl-C ends it within 0.1 s. No object survives a fork: in the
@@ -26,12 +27,15 @@ __all__ = [
     "AgentClient",
     "ChannelClient",
     "ChannelServer",
+    "Communicator",
+    "DeviceBuffer",
     "LighthouseClient",
     "LighthouseControl",
     "RdmaDomain",
     "SharedBuffer",
     "adopt_orphans",
     "buffer_segment",
+    "communicator_id",
     "die_with_parent",
     "end_descendants",
     "error_kinds",
@@ -636,6 +640,158 @@ def visible_devices(
 
     Raises:
         ConfigError: A mask names a device that is not there, names one twice, or two of them differ.
+    """
+
+@final
+class DeviceBuffer:
+    """Memory of a device; its contents are undefined at first. Freed with the object, which has to outlive its use."""
+
+    def __new__(cls, nbytes: int, *, device: int = 0) -> DeviceBuffer:
+        """Allocate ``nbytes``, 1 at least.
+
+        Raises:
+            DeviceError: There is no such device, or no room on it.
+            ConfigError: ``nbytes`` is 0.
+        """
+
+    @property
+    def address(self) -> int:
+        """Where it begins, on the device."""
+
+    @property
+    def nbytes(self) -> int:
+        """Its length."""
+
+    @property
+    def device(self) -> int:
+        """Whose memory it is."""
+
+    def write(self, data: bytes, *, offset: int = 0) -> None:
+        """Copy ``data`` to it, and wait.
+
+        Raises:
+            ConfigError: It does not fit.
+            DeviceError: The copy failed.
+        """
+
+    def read(self, nbytes: int | None = None, *, offset: int = 0) -> bytes:
+        """Copy from it, by default to its end, and wait.
+
+        Raises:
+            ConfigError: That is not inside of it.
+            DeviceError: The copy failed.
+        """
+
+@final
+class Communicator:
+    """A rank's end of a communicator between devices. Dropped, it is aborted.
+
+    Memory is passed as ``(address, bytes)`` and an ``owner`` that keeps it valid, which is held until the stream has
+    done it. ``stream`` is a stream of the device's runtime (by default one of its own), which the caller keeps alive.
+
+    Raises, from any method: CommunicatorError where it is over or becomes so, DeviceError where the device is lost with
+    it, ConfigError for what cannot be used (the library is then not called).
+    """
+
+    def __new__(
+        cls,
+        unique_id: bytes,
+        rank: int,
+        ranks: int,
+        *,
+        device: int,
+        start_s: float,
+        operation_s: float,
+        abort_s: float,
+    ) -> Communicator:
+        """Join, and return once all ranks have come.
+
+        Raises:
+            NotJoinedError: They have not come within ``start_s``.
+        """
+
+    @property
+    def rank(self) -> int:
+        """Which one this is."""
+
+    @property
+    def ranks(self) -> int:
+        """How many there are."""
+
+    def all_reduce(
+        self,
+        send: tuple[int, int],
+        receive: tuple[int, int],
+        dtype: str,
+        op: str,
+        owner: object,
+        *,
+        stream: int | None = None,
+    ) -> None:
+        """Reduce what all ranks send; each receives the result. Puts it on the stream, as all of these do."""
+
+    def broadcast(
+        self,
+        send: tuple[int, int],
+        receive: tuple[int, int],
+        dtype: str,
+        root: int,
+        owner: object,
+        *,
+        stream: int | None = None,
+    ) -> None:
+        """Send what rank ``root`` has to all."""
+
+    def all_gather(
+        self,
+        send: tuple[int, int],
+        receive: tuple[int, int],
+        dtype: str,
+        owner: object,
+        *,
+        stream: int | None = None,
+    ) -> None:
+        """Receive what all ranks send, in their order."""
+
+    def reduce_scatter(
+        self,
+        send: tuple[int, int],
+        receive: tuple[int, int],
+        dtype: str,
+        op: str,
+        owner: object,
+        *,
+        stream: int | None = None,
+    ) -> None:
+        """Reduce what all ranks send; each receives its part."""
+
+    def exchange(
+        self,
+        sends: Sequence[tuple[int, tuple[int, int]]],
+        receives: Sequence[tuple[int, tuple[int, int]]],
+        owner: object,
+        *,
+        stream: int | None = None,
+    ) -> None:
+        """Send to and receive from other ranks at once, each ``(rank, memory)``."""
+
+    def wait(self, timeout_s: float, *, stream: int | None = None) -> None:
+        """Wait until the stream has done what is on it; past the time the communicator is aborted."""
+
+    def failure(self) -> str | None:
+        """Why it is over; None while it is not."""
+
+    def abort(self) -> None:
+        """End it for all ranks."""
+
+    def close(self, timeout_s: float) -> None:
+        """End it in order, which all ranks have to do; what is under way is finished before."""
+
+def communicator_id() -> bytes:
+    """A new id, 128 bytes, which one rank makes and all start with. Who has it and reaches these hosts can join.
+
+    Raises:
+        DeviceError: This host has no accelerators, or no library for them.
     """
 
 @final

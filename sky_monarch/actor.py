@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from sky_monarch.actors.actor import Actor, concurrent_endpoint, endpoint
     from sky_monarch.actors.actor_mesh import ActorMesh
     from sky_monarch.actors.channel import Accumulator, Channel, Port, PortReceiver
+    from sky_monarch.actors.communicator import Communicating, Communicator, DeviceBuffer
     from sky_monarch.actors.context import Context, context, current_rank, current_size
     from sky_monarch.actors.endpoint import Endpoint
     from sky_monarch.actors.failure import MeshFailure
@@ -48,8 +49,11 @@ _HOMES = {
     "ActorError": "sky_monarch.errors",
     "ActorMesh": "sky_monarch.actors.actor_mesh",
     "Channel": "sky_monarch.actors.channel",
+    "Communicating": "sky_monarch.actors.communicator",
+    "Communicator": "sky_monarch.actors.communicator",
     "Context": "sky_monarch.actors.context",
     "DeadlockError": "sky_monarch.errors",
+    "DeviceBuffer": "sky_monarch.actors.communicator",
     "Endpoint": "sky_monarch.actors.endpoint",
     "Extent": "sky_monarch.actors.shape",
     "Future": "sky_monarch.actors.future",
@@ -79,8 +83,11 @@ __all__ = [
     "ActorError",
     "ActorMesh",
     "Channel",
+    "Communicating",
+    "Communicator",
     "Context",
     "DeadlockError",
+    "DeviceBuffer",
     "Endpoint",
     "Extent",
     "Future",

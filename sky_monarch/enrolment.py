@@ -17,6 +17,7 @@ import os
 import secrets
 import socket
 import stat
+import sys
 import tempfile
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
@@ -31,7 +32,14 @@ _ENROLMENT = "SKY_MONARCH_ENROLMENT"
 _BY_HAND = "`sky-monarch up` sets it for the hosts that it provisions: this is not started by hand"
 # Whatever else begins like these says which process of which run another process is.
 _PREFIX = "SKY_MONARCH_"
-_KEPT = frozenset({"SKY_MONARCH_LOG", "SKY_MONARCH_MUTANT", "SKY_MONARCH_STATE_DIR"})
+_KEPT = frozenset(
+    {
+        "SKY_MONARCH_LOG",
+        "SKY_MONARCH_MUTANT",
+        "SKY_MONARCH_STATE_DIR",
+        "SKY_MONARCH_TEST_DOCTOR_TREES",
+    }
+)
 _SOCKET_PATH_LIMIT = 100  # sun_path holds 108 bytes; some room
 _SHORT_TEMPORARY = Path("/tmp")  # noqa: S108  (the folder in it is 0700, and checked)
 
@@ -55,6 +63,8 @@ def enrol(folder: Path, environ: MutableMapping[str, str], *, version: str) -> P
     host, private = documents(environ, version=version)
     config = {key: value for key, value in host.items() if key != "version"}
     config["address"] = _address(host)
+    if isinstance(doctor := config.get("doctor"), dict):
+        config["doctor"] = {**doctor, "argv": [sys.executable, *doctor.get("argv", ())]}
     config |= {"run_dir": str(folder), "private": str(folder / "private.json")}
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

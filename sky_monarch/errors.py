@@ -19,6 +19,8 @@ SkyMonarchError
 │   └── QuorumTimeoutError      exit 1
 ├── CheckpointError             exit 1
 ├── DeviceError                 exit 1
+│   └── CommunicatorError       exit 1   its ranks need another one
+│       └── NotJoinedError      exit 1   it was not made; another attempt may succeed
 ├── SystemCallError             exit 1   the operating system said no
 ├── TransferError               exit 1   memory of another process could not be read or written
 │   ├── OutOfBoundsError        exit 1
@@ -45,6 +47,7 @@ __all__ = [
     "ChannelError",
     "ChannelTimeoutError",
     "CheckpointError",
+    "CommunicatorError",
     "ConfigError",
     "CredentialsError",
     "DeadlockError",
@@ -53,6 +56,7 @@ __all__ = [
     "FrameTooLargeError",
     "LaunchError",
     "NoCapacityError",
+    "NotJoinedError",
     "OutOfBoundsError",
     "PeerRefusedError",
     "ProtocolError",
@@ -173,6 +177,14 @@ class CheckpointError(SkyMonarchError):
 
 class DeviceError(SkyMonarchError):
     """An accelerator or its mask cannot be used."""
+
+
+class CommunicatorError(DeviceError):
+    """A communicator of devices is lost, with whatever it was at: its ranks need another one. The devices are not."""
+
+
+class NotJoinedError(CommunicatorError):
+    """A communicator was not made in time. Nothing is lost: another attempt, with another id, may succeed."""
 
 
 class SystemCallError(SkyMonarchError):

@@ -6,7 +6,7 @@
 //! | [`capture`], [`segments`], [`logs`] | output: pipe → files → answers |
 //! | [`group`], [`budget`], [`progress`], [`roll_call`], [`inject`], [`standby`], [`store`], [`evict`], [`env`] | one replica group |
 //! | [`sessions`] ◀ ranks · [`door`] ▶ lighthouse · [`outbox`], [`link`] ▶ controller · [`probe`] ◀▶ other agents | who it talks to |
-//! | [`setup`], [`services`], [`ports`], [`host`], [`config`] | before and beside the groups |
+//! | [`setup`], [`doctor`], [`services`], [`ports`], [`host`], [`config`] | before and beside the groups |
 //! | [`notice`] | the host is about to be taken away |
 
 pub mod budget;
@@ -14,6 +14,7 @@ pub mod capture;
 pub mod clock;
 pub mod config;
 pub mod context;
+pub mod doctor;
 pub mod door;
 pub mod env;
 pub mod evict;
@@ -188,6 +189,8 @@ async fn agent(
     });
     supervise::sweep(&context).await;
     let services = Services::start(&context, &config.services, identity.is_some())?;
+    let examining =
+        config.doctor.clone().map(|examination| doctor::start(&context, examination)).unwrap_or_default();
     let (commands, inbox) = mpsc::channel(256);
     let shown = Arc::clone(&context);
     let link = Link {
@@ -196,6 +199,7 @@ async fn agent(
         host: config.host.clone(),
         attempt: config.attempt,
         probe: probe.as_ref().map(|probe| probe.port().to_string()),
+        examining,
         incarnation,
         outbox,
         snapshot: move || shown.groups().values().cloned().collect(),

@@ -24,6 +24,10 @@ pub enum ErrorKind {
     Quorum,
     /// An accelerator, its library or its mask cannot be used.
     Device,
+    /// A communicator could not be made; the devices are as they were, and another attempt may succeed.
+    NotJoined,
+    /// A communicator is lost: its ranks need another one.
+    Communicator,
     /// A range is not inside the registered memory.
     OutOfBounds,
     /// The owner of the memory does not allow that.
@@ -36,7 +40,7 @@ pub enum ErrorKind {
 
 impl ErrorKind {
     /// Every kind, for tests that hold the mapping to Python complete.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 15] = [
         Self::InvalidInput,
         Self::Refused,
         Self::TimedOut,
@@ -46,6 +50,8 @@ impl ErrorKind {
         Self::Io,
         Self::Quorum,
         Self::Device,
+        Self::NotJoined,
+        Self::Communicator,
         Self::OutOfBounds,
         Self::Forbidden,
         Self::Stale,
@@ -64,6 +70,8 @@ impl ErrorKind {
             Self::Io => "io",
             Self::Quorum => "quorum",
             Self::Device => "device",
+            Self::NotJoined => "not_joined",
+            Self::Communicator => "communicator",
             Self::OutOfBounds => "out_of_bounds",
             Self::Forbidden => "forbidden",
             Self::Stale => "stale",

@@ -4,6 +4,7 @@ pub mod actor;
 pub mod agent;
 pub mod agent_client;
 pub mod channel;
+pub mod comm;
 pub mod error;
 pub mod gpu;
 pub mod lighthouse;

@@ -76,6 +76,9 @@ pub enum Peer {
         /// Where other agents find out whether they reach this host ([`Command::Probe`]), `address:port`; none: nowhere.
         #[serde(default)]
         probe: Option<String>,
+        /// The host is being looked at ([`Event::Examined`]): none of its groups is to start before that is told.
+        #[serde(default)]
+        examining: bool,
     },
     /// A rank process, dialling its agent.
     Session {

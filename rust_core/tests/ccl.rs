@@ -129,7 +129,7 @@ mod scenario {
                 }
                 id.internal.copy_from_slice(&std::fs::read(&file).expect("the id"));
             }
-            let mut config = Config::non_blocking();
+            let mut config = Config::non_blocking(ccl.version);
             let mut handle = std::ptr::null_mut();
             // SAFETY: all of it lives as long as the call.
             let result = unsafe {

@@ -30,7 +30,15 @@ fn address() -> (TempDir, Address) {
 }
 
 fn agent(host: &str) -> Peer {
-    Peer::Agent { host: host.into(), attempt: 0, pid: 1, incarnation: 2, groups: Vec::new(), probe: None }
+    Peer::Agent {
+        host: host.into(),
+        attempt: 0,
+        pid: 1,
+        incarnation: 2,
+        groups: Vec::new(),
+        probe: None,
+        examining: false,
+    }
 }
 
 fn ours() -> Credentials {

@@ -181,6 +181,7 @@ async fn a_channel_works_over_tls_and_still_checks_the_token() {
         incarnation: 2,
         groups: Vec::new(),
         probe: None,
+        examining: false,
     };
     let identity = run.issue("host-7").unwrap();
 

@@ -107,6 +107,21 @@ def _reached(fields: _Fields) -> str:
     return "; ".join(errors) or f"host {fields.get('host')} reaches {names}"
 
 
+def _examined(fields: _Fields) -> str:
+    """What the doctor found: ``host h0 was examined in 0.2 s: gpu.access: this user cannot open /dev/kfd; fix: …``."""
+    findings = fields.get("findings") or ()
+    bad = [one for one in findings if one.get("severity") == "error"]
+    warnings = sum(one.get("severity") == "warning" for one in findings)
+    words = [
+        f"{one.get('check')}: {one.get('message')}" + (f"; fix: {one['fix']}" if one.get("fix") else "")
+        for one in bad
+    ]
+    if warnings:
+        words.append(f"{warnings} warning(s)")
+    found = ", ".join(words) or "nothing is wrong"
+    return f"host {fields.get('host')} was examined in {seconds(fields.get('took_s'))}: {found}"
+
+
 def _host_report(fields: _Fields) -> str:
     """What became of a host: ``host demo-h1, attempt 2: launched (slurm/loop, 3.20 $/h)``."""
     state = str(fields.get("state"))
@@ -153,6 +168,7 @@ _TEXTS: Mapping[str, Callable[[_Fields], str]] = {
     ),
     "evicted": _evicted,
     "reached": _reached,
+    "examined": _examined,
     "swept": lambda f: f"left-over processes ended: {', '.join(map(str, f.get('pids') or ()))}",
     "notice": lambda f: str(f.get("message")),
     "checkpoint_saved": lambda f: (
@@ -215,6 +231,8 @@ def describe(event: Event) -> str:
 
 def is_routine(event: Event) -> bool:
     """Whether only a reader of the whole history wants it: what the controller orders and remembers."""
+    if event.event == "examined":
+        return not is_failure(event)
     return event.event in ("command", "timer_fired", "run_ended")
 
 
@@ -245,6 +263,8 @@ def is_failure(event: Event) -> bool:
     if event.event == "rank_exited":
         exit_ = fields.get("exit")
         return not fields.get("collateral") and exit_ != {"code": 0}
+    if event.event == "examined":
+        return any(one.get("severity") == "error" for one in fields.get("findings") or ())
     return event.event in ("group_given_up", "checkpoint_failed", "checkpoint_damaged")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,7 +18,10 @@ __all__ = ["doctor"]
 def doctor(
     json: Annotated[bool, typer.Option("--json", help="Everything as one JSON object.")] = False,
     bench: Annotated[
-        bool, typer.Option("--bench", help="Also measure copies to, from and inside each device.")
+        bool,
+        typer.Option(
+            "--bench", help="Also measure: copies of each device, what devices exchange, the host's own."
+        ),
     ] = False,
     expect: Annotated[
         str | None,
@@ -28,20 +30,25 @@ def doctor(
 ) -> None:
     """Look for what keeps this host from training well; say what to do about it. Changes nothing.
 
-    Takes a minute at the most, three with --bench. Exits 0 unless something is an error; a host without accelerators
+    Takes a minute at the most, five with --bench. Exits 0 unless something is an error; a host without accelerators
     is none.
     """
     _output.use_json(json)
-    from sky_monarch.doctor import Situation, examine, limits, probe
+    from sky_monarch.doctor import Situation, examine, exchange, limits, paths, probe
+    from sky_monarch.doctor.tree import root_of
 
     devices = _expected(expect)
+    root = root_of("this", os.environ)
+    report = probe.probe(bench=bench)
+    if bench and "failed" not in report:
+        report |= {"exchange": exchange.measure(report), "paths": paths.measure()}
     found = examine(
         Situation(
-            root=Path("/"),
+            root=root,
             env=os.environ,
-            limits=limits.measure(),
-            report=probe.probe(bench=bench),
-            tools={"dmesg": probe.kernel_log()},
+            limits=limits.measure(root),
+            report=report,
+            tools=probe.tools(),
             torch_hip=probe.torch_hip(),
             expect=devices,
         )

@@ -10,7 +10,7 @@ import typer
 
 from sky_monarch.cli import _output
 from sky_monarch.cli._complete import run_names
-from sky_monarch.cli._output import columns, money, number, print_json, print_line, say, seconds
+from sky_monarch.cli._output import columns, number, plain, print_json, print_line, say, seconds
 
 if TYPE_CHECKING:
     from sky_monarch.sdk import RunStatus
@@ -72,6 +72,19 @@ def _row(one: RunStatus) -> tuple[str, ...]:
     return one.name, one.state, f"{number(one.step)}{goal}", groups, restarts, seconds(age_s), one.run_id
 
 
+def _findings(one: RunStatus) -> list[str]:
+    """Errors that the doctor found, whole; of warnings only how many: they are for a quiet moment."""
+    lines = []
+    for finding in one.findings:
+        if finding.severity == "error":
+            fix = f" (fix: {finding.fix})" if finding.fix else ""
+            lines.append(plain(f"host {finding.host}: {finding.check}: {finding.message}{fix}"))
+    warnings = sum(finding.severity == "warning" for finding in one.findings)
+    if warnings:
+        lines.append(f"{warnings} warning(s) of the doctor: `sky-monarch status {one.name} --json` has them")
+    return lines
+
+
 def _details(one: RunStatus) -> None:
     from sky_monarch.cli._report import host_lines, recovery_lines, result_line
 
@@ -81,7 +94,7 @@ def _details(one: RunStatus) -> None:
     if one.setup is not None and one.setup.state:
         code = "" if one.setup.exit_code is None else f", exit code {one.setup.exit_code}"
         print_line(f"setup {one.setup.state}{code}")
-    for text in host_lines(one):
+    for text in [*host_lines(one), *_findings(one)]:
         print_line(text)
     if one.groups:
         header = (

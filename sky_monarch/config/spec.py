@@ -125,6 +125,15 @@ def _kind(value: object) -> object:
     raise FieldRefusalError(f"must be {' or '.join(kinds)}, not {shown(value)}", suggestion=meant)
 
 
+def _doctor(value: object) -> object:
+    # YAML 1.1 tools write `off` as a truth value; 1.2 does not.
+    if value in ("smoke", "off") and not isinstance(value, bool):
+        return value
+    near = {"on": "smoke", "true": "smoke", "yes": "smoke", "false": "off", "no": "off", "none": "off"}
+    meant = near.get(str(value).lower())
+    raise FieldRefusalError(f"must be smoke or off, not {shown(value)}", suggestion=meant)
+
+
 class Recovery(Part):
     """What happens when a process dies or stops making progress."""
 
@@ -268,6 +277,10 @@ class JobSpec(Part):
 
     run: RequiredScript
     """What each rank runs. A single command gets no shell; anything else runs in `bash -o pipefail`."""
+
+    doctor: Annotated[Literal["smoke", "off"], BeforeValidator(_doctor)] = "smoke"
+    """What is looked at on each host before its first step. `smoke`: what `sky-monarch doctor` takes seconds for, the
+    devices where the job has any; a host with an error is not used, and had anew where that can be. `off`: nothing."""
 
     preload: ModuleNames = ()
     """Python modules that a standby imports ahead of time, such as `[torch]`."""

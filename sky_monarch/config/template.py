@@ -31,6 +31,7 @@ ranks_per_replica: 1             # processes of one replica group, one a GPU as 
 # setup_timeout_s: 1800          # longest run time of setup
 
 run: python train.py             # what each rank runs; a single command gets no shell around it
+# doctor: smoke                  # off: hosts are not looked at before their first step
 # preload: []                    # modules that a warm standby imports ahead of time, such as [torch]
 # sync: every_step               # diloco(20): each group takes 20 steps alone, then all average
 

@@ -251,6 +251,8 @@ class Controller:
         hello = item.data
         self._seqs[item.incarnation] = self._journal.last_seq(item.incarnation)
         attempt = {"attempt": hello["attempt"], "probe": hello.get("probe")} if hello.get("attempt") else {}
+        if hello.get("examining"):
+            attempt["examining"] = True
         self._append(
             {
                 "event": "agent_connected",

@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from sky_monarch.config.examination import examination
 from sky_monarch.controller.hosts import Host, certificate_name, is_wanted
 from sky_monarch.controller.model import HostPhase, State
 from sky_monarch.controller.settings import Settings
@@ -75,6 +76,7 @@ class Enrolments:
         """``agent.json`` of a host, without what only the host knows. No secret."""
         # What was exported where the run was launched is only good for hosts that are that very machine.
         is_far = not self._settings.base_env
+        place = certificate_name(host.name, host.attempt)
         return {
             "run_id": self._settings.run_id,
             "host": host.name,
@@ -85,6 +87,7 @@ class Enrolments:
             "workdir": "." if is_far else None,
             "inherit_env": True,
             "services": [],
+            "doctor": examination(self._settings.job, place=place, held=True),
             "linger_s": _LINGER_S,
         }
 

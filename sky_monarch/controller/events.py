@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from sky_monarch.controller.host_events import (
     BudgetSpent,
+    Examined,
     HostLeaving,
     HostReport,
     JobPlaced,
@@ -88,6 +89,7 @@ class AgentConnected:
         groups: All that it supervises.
         attempt: At the host; 0 where it was not provisioned.
         probe: Where other hosts can try whether they reach it; None: nowhere.
+        examining: The host is being looked at: what comes of it is told, and nothing starts before.
         begun: The newest generation of groups of which the agent before it began some that nobody was told of.
     """
 
@@ -98,6 +100,7 @@ class AgentConnected:
     begun: tuple[tuple[int, int], ...] = ()
     attempt: int = 0
     probe: str | None = None
+    examining: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,6 +291,7 @@ Event = (
     | JobPlaced
     | HostLeaving
     | Reached
+    | Examined
     | LauncherCame
     | LauncherGone
     | BudgetSpent

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 __all__ = [
     "BudgetSpent",
+    "Examined",
     "FailureKind",
     "HostLeaving",
     "HostReport",
@@ -82,6 +83,14 @@ class Reached:
 
     host: str
     targets: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examined:
+    """An agent had its host looked at; ``unfit`` is what makes it so, with what helps, and None where nothing does."""
+
+    host: str
+    unfit: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from sky_monarch.controller.host_events import (
     BudgetSpent,
+    Examined,
     FailureKind,
     HostLeaving,
     HostReport,
@@ -23,6 +24,7 @@ __all__ = ["HOST_EVENTS", "check_head_bill", "check_host_report", "check_placeme
 
 _Words = TypeVar("_Words", bound=StrEnum)
 _MAX_REASON, _MAX_PLACE = 4000, 200
+_MOST_FINDINGS = 3
 _FIELDS = frozenset({"host", "attempt", "state", "kind", "reason", "choice", "place", "usd_per_hour"})
 
 
@@ -175,10 +177,22 @@ def _reached(row: Mapping[str, Any]) -> Reached:
     return Reached(host=row["host"], targets=tuple((one["host"], error(one)) for one in row["targets"]))
 
 
+def _examined(row: Mapping[str, Any]) -> Examined:
+    bad = [one for one in row["findings"] if one["severity"] == "error"]
+    words = [
+        f"{one['check']}: {one['message']}" + (f"; fix: {one['fix']}" if one.get("fix") else "")
+        for one in bad[:_MOST_FINDINGS]
+    ]
+    if len(bad) > _MOST_FINDINGS:
+        words.append(f"and {len(bad) - _MOST_FINDINGS} more")
+    return Examined(host=row["host"], unfit=" | ".join(words)[:_MAX_REASON] or None)
+
+
 HOST_EVENTS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "host_report": _host_report,
     "host_leaving": lambda row: HostLeaving(host=row["host"], reason=row["reason"]),
     "reached": _reached,
+    "examined": _examined,
     "launcher_came": lambda _row: LauncherCame(),
     "launcher_gone": lambda row: LauncherGone(silent_s=row["silent_s"]),
     "budget_spent": lambda row: BudgetSpent(reason=row["reason"]),

@@ -78,6 +78,7 @@ class Host:
         faults: Of those in a row that ended by an error, not for want of capacity.
         trouble: Why it could not be taken down, as the launcher has it.
         probe: Where others try whether they reach it.
+        examining: It is being looked at; none of its groups starts before that is over.
         pairs: Ways to others that are not proved; none of its groups starts before they are.
         emptied: The run was scaled below its groups: it is kept only until their last output is read.
     """
@@ -100,6 +101,7 @@ class Host:
     faults: int = 0
     trouble: str | None = None
     probe: str | None = None
+    examining: bool = False
     pairs: tuple[Pair, ...] = ()
     emptied: bool = False
 
@@ -128,7 +130,7 @@ class Host:
     @property
     def holds_up(self) -> bool:
         """Whether other hosts wait for its preparation: those that come one by one start one by one."""
-        return not self.provisioned and self.setup is not SetupPhase.DONE
+        return not self.provisioned and (self.setup is not SetupPhase.DONE or self.examining)
 
 
 class Wants(Protocol):

@@ -50,6 +50,7 @@ from sky_monarch.controller.events import (
 from sky_monarch.controller.groups import Group, Groups, Part, Span
 from sky_monarch.controller.host_events import (
     BudgetSpent,
+    Examined,
     FailureKind,
     HostLeaving,
     HostReport,
@@ -80,6 +81,7 @@ __all__ = [
     "DownRequested",
     "EndGeneration",
     "Event",
+    "Examined",
     "FailureKind",
     "Fence",
     "FirstCommit",

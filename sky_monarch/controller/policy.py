@@ -19,6 +19,7 @@ from sky_monarch.controller.model import (
     ControllerStarted,
     DownRequested,
     Event,
+    Examined,
     FirstCommit,
     GenerationEnded,
     GenerationStarted,
@@ -115,6 +116,8 @@ class _Turn(Moving):
                 self._agent_leaving(event.host, event.reason)
             case Reached():
                 self._reached(event)
+            case Examined():
+                self._examined(event)
             case LauncherCame():
                 self._change(launcher=True, launched=True)
             case LauncherGone():
@@ -231,7 +234,7 @@ class _Turn(Moving):
             return
         restarted = before.incarnation not in (None, event.incarnation)
         changes: dict[str, Any] = {"connected": True, "lost": False, "incarnation": event.incarnation}
-        changes["probe"] = event.probe
+        changes |= {"probe": event.probe, "examining": event.examining}
         if before.setup is SetupPhase.SENT or (restarted and before.setup is SetupPhase.RUNNING):
             changes["setup"] = SetupPhase.NEEDED  # the order was lost, or it died with its agent
         if before.setup is SetupPhase.NEEDED and event.groups:

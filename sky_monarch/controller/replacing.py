@@ -14,6 +14,7 @@ from sky_monarch.controller.hosts import fence_reason
 from sky_monarch.controller.model import (
     AgentConnected,
     CancelTimer,
+    Examined,
     FailureKind,
     Fence,
     Group,
@@ -23,6 +24,7 @@ from sky_monarch.controller.model import (
     HostPhase,
     HostReport,
     HostReported,
+    RunPhase,
     SetTimer,
     SetupPhase,
 )
@@ -176,6 +178,7 @@ class Replacing(Verdict):
             leaving=False,
             doubted=False,
             probe=None,
+            examining=False,
             pairs=(),
             reason=why,
         )
@@ -291,6 +294,27 @@ class Replacing(Verdict):
         """The agent of a host that was leaving has hung up."""
         why = host.reason or "it was taken away"
         self._lose(host, why, gone=False, fault=False)
+
+    def _examined(self, event: Examined) -> None:
+        """A host was looked at: one that is unfit is lost before anything runs on it, and had anew."""
+        host = self.state.host(event.host)
+        held = host.examining
+        host = self._host(host.name, examining=False)
+        if event.unfit is None:
+            if host.provisioned:
+                self.prepared.append(host.name)
+        elif host.provisioned:
+            if not (host.over or host.leaving):
+                self._lose(host, f"unfit, {event.unfit}", gone=False, fault=True)
+        elif held and not self.state.phase.ended and self.state.outcome is None:
+            # Nobody has another one in its place.
+            reason = (
+                f"host {host.name} is unfit, {event.unfit} (`doctor: off` in the job starts all the same)"
+            )
+            self._begin_stop(RunPhase.FAILED_SETUP, reason, grace_s=0.0)
+        else:
+            note = f"host {host.name} is unfit, {event.unfit}"
+            self._change(notes=(*self.state.notes, note))
 
     def _setup_failed_on(self, host: Host, failure: str, *, killed: bool) -> bool:
         """Whether a preparation that failed is the host's own affair, and not the end of the run."""

@@ -90,6 +90,15 @@ def _reached(value: object) -> bool:
     )
 
 
+def _findings(value: object) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(one, Mapping)
+        and all(_text(one.get(name)) for name in ("check", "severity", "message"))
+        and (one.get("fix") is None or _text(one["fix"]))
+        for one in value
+    )
+
+
 def _address(value: object) -> bool:
     return isinstance(value, str) and len(value) <= _MAX_ADDRESS and value.rpartition(":")[2].isdecimal()
 
@@ -133,6 +142,7 @@ _EVENTS: dict[str, _Checks] = {
     "injected": {**_RANK, "injection": _unsigned, "fault": _text},
     "evicted": {**_WHOSE, "quorum_id": _or_none(_integer), "orderly": _or_none(_flag)},
     "reached": {"from": _text, "targets": _reached},
+    "examined": {"findings": _findings, "took_s": _number},
     "swept": {"pids": _pids},
     "notice": {"replica": _or_none(_unsigned), "message": _text},
 }
@@ -224,6 +234,7 @@ def check_hello(peer: object, hosts: Collection[str], *, replicas: frozenset[int
         raise ProtocolError("only agents dial the controller")
     known: _Checks = {"host": _text, "pid": _unsigned, "incarnation": _unsigned}
     known |= {"attempt": _or_none(_unsigned), "probe": _or_none(_text), "certificate": _or_none(_text)}
+    known |= {"examining": _or_none(_flag)}
     _require(peer, known, "a hello")
     if peer["host"] not in hosts:
         raise ProtocolError(f"host {peer['host']!r:.80} is not part of this run")
@@ -268,6 +279,7 @@ def _connected(row: Mapping[str, Any]) -> model.Event:
         ),
         attempt=row.get("attempt", 0),
         probe=row.get("probe"),
+        examining=bool(row.get("examining")),
         begun=tuple((int(replica), number) for replica, number in row.get("begun", {}).items()),
     )
 

@@ -25,7 +25,7 @@ class Spares(Ending):
     @staticmethod
     def _is_ready(host: Host) -> bool:
         """Whether groups could start on it: those that it has, or, of a spare, any."""
-        proved = host.setup is SetupPhase.DONE and not host.pairs and not host.leaving
+        proved = host.setup is SetupPhase.DONE and not (host.pairs or host.leaving or host.examining)
         return host.spare and host.phase is HostPhase.UP and host.connected and proved
 
     def _spare_came(self, name: str) -> None:

@@ -22,6 +22,7 @@ _RATE_SAMPLES = 64
 _BUSY_SAMPLES, _FEWEST_BUSY = 32, 5
 _SLOW_RATIO = 2.0
 _GENERATIONS = 1000  # whose output can be asked for by number
+_MOST_FINDINGS = 20  # of one host; the event has all
 
 
 @dataclass(slots=True)
@@ -86,6 +87,7 @@ class StatusBook:
         self._ended_ms: int | None = None
         self._target_step: int | None = None
         self.recoveries = RecoveryBook(ranks)
+        self._findings: dict[str, list[dict[str, Any]]] = {}
         self.fired: set[int] = set()
         """Injections that were carried out: they are once per run."""
 
@@ -128,6 +130,9 @@ class StatusBook:
                     group.failures.clear()
                 if row["step"] is not None:
                     group.step = row["step"]
+            case "examined":
+                bad = [one for one in row["findings"] if one["severity"] in ("error", "warning")]
+                self._findings[row["host"]] = [{"host": row["host"], **one} for one in bad[:_MOST_FINDINGS]]
             case "injected":
                 self.fired.add(row["injection"])
             case "run_ended":
@@ -191,6 +196,7 @@ class StatusBook:
             "target_step": self._target_step,
             "recoveries": self.recoveries.summary(),
             "fired": sorted(self.fired),
+            "findings": self._findings,
         }
 
     def restore(self, summary: Mapping[str, Any]) -> None:
@@ -208,6 +214,7 @@ class StatusBook:
         self._target_step = summary["target_step"]
         self.recoveries.restore(summary["recoveries"])
         self.fired = set(summary["fired"])
+        self._findings = dict(summary.get("findings", {}))  # older ones know of none
 
     @property
     def ended(self) -> bool:
@@ -253,6 +260,7 @@ class StatusBook:
             "recoveries": self.recoveries.documents(),
             "recoveries_total": self.recoveries.total,
             "setup": self._setup,
+            "findings": [one for findings in self._findings.values() for one in findings],
         }
 
     def _quorum(self) -> dict[str, Any] | None:

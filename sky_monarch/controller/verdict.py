@@ -71,7 +71,8 @@ class Verdict(Spares):
 
     def _may_start(self, host: Host) -> bool:
         if host.provisioned:
-            return host.connected and host.setup is SetupPhase.DONE and not host.pairs and not host.leaving
+            held = host.pairs or host.leaving or host.examining
+            return host.connected and host.setup is SetupPhase.DONE and not held
         return host.connected and not self.state.unready
 
     def _fail(self, able: int) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sky_monarch.doctor import cards, environment, kernel, libraries, limits, network
+from sky_monarch.doctor import cards, clock, environment, kernel, libraries, limits, network, smi
 from sky_monarch.doctor.devices import Device, amd_functions, devices
 from sky_monarch.doctor.finding import Finding, Severity, error, info
 from sky_monarch.doctor.limits import Limits
@@ -28,6 +28,7 @@ class Situation:
         tools: What its tools printed, by command line, such as ``dmesg``.
         torch_hip: ``torch.version.hip``; "" for a torch without HIP; None where there is no torch.
         expect: Devices that there should be; None where nobody says.
+        bare: No devices are used: what only matters to them is left out.
     """
 
     root: Path
@@ -37,6 +38,7 @@ class Situation:
     tools: Mapping[str, str] = field(default_factory=dict)
     torch_hip: str | None = None
     expect: int | None = None
+    bare: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,16 +76,21 @@ class Examination:
 def examine(situation: Situation) -> Examination:
     """Run every check that applies to this host. A check that itself fails is a finding, and ends no other."""
     tree = Tree(situation.root)
-    found = devices(tree)
+    found = [] if situation.bare else devices(tree)
     simulated = bool((situation.report or {}).get("simulated"))
     checks: list[Callable[[], Iterator[Finding]]] = [
-        lambda: presence(tree, found, situation),
         lambda: limits.check(situation.limits, accelerated=bool(found)),
-        lambda: libraries.check(found, situation.report, situation.env, situation.torch_hip),
+        lambda: clock.check(tree, situation.tools),
     ]
+    if not situation.bare:
+        checks += [
+            lambda: presence(tree, found, situation),
+            lambda: libraries.check(found, situation.report, situation.env, situation.torch_hip),
+        ]
     if found:
         checks += [
             lambda: cards.check(tree, found, situation.tools),
+            lambda: smi.check(found, situation.tools),
             lambda: kernel.check(tree),
             lambda: network.check(tree, found, situation.limits),
             lambda: environment.check(tree, found, situation.env),

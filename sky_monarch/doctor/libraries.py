@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from sky_monarch.doctor import paths
 from sky_monarch.doctor.devices import Device
 from sky_monarch.doctor.finding import Finding, error, info, ok, warning
 
@@ -57,9 +58,58 @@ def check(
         )
     for library in report["libraries"]:
         yield from _library(library, needed=report["platform"] != "host")
+    yield from _dmabuf(report)
     if report["error"]:
         yield error("gpu.runtime", report["error"], "reinstall the driver and the runtime so that they match")
     yield from _devices(found, report, env)
+
+
+def _dmabuf(report: Mapping[str, Any]) -> Iterator[Finding]:
+    """By which way a NIC gets at a device's memory, as far as the libraries have a say."""
+    can = {
+        library["name"]: library["capabilities"] for library in report["libraries"] if not library["error"]
+    }
+    runtime = next((name for name in ("HIP", "CUDA") if name in can), None)
+    if runtime is None:
+        return
+    lacking = [name for name in (runtime, "verbs") if name in can and "dmabuf" not in can[name]]
+    if lacking:
+        yield info(
+            "gpu.dmabuf",
+            f"{' and '.join(lacking)} cannot pass a device's memory on as a dmabuf: it is reached by peer memory, or "
+            "staged through the host",
+            "ROCm 7 and rdma-core 34 can",
+        )
+    else:
+        yield ok(
+            "gpu.dmabuf", f"{' and '.join(sorted({runtime, *can} & {runtime, 'verbs'}))} can pass dmabufs"
+        )
+
+
+def _exchange(found: Mapping[str, Any] | None) -> Iterator[Finding]:
+    if found is None:
+        return
+    if "failed" in found:
+        yield error(
+            "gpu.exchange",
+            f"the devices do not exchange: {found['failed']}",
+            "try again with NCCL_DEBUG=INFO; a link or a device between them is at fault where single ones work",
+        )
+        return
+    speeds = {(int(one), int(other)): float(gibps) for one, other, gibps in found["pairs"]}
+    slow, fast = min(speeds.values()), max(speeds.values())
+    yield info(
+        "gpu.exchange",
+        f"all_reduce of {found['bytes'] >> 20} MiB: {found['all_reduce_gibps']:.1f} GiB/s (bus); between two devices "
+        f"{slow:.1f} to {fast:.1f} GiB/s each way",
+    )
+    if slow < 0.7 * fast:
+        one, other = min(speeds, key=lambda pair: speeds[pair])
+        yield warning(
+            "gpu.exchange",
+            f"devices {one} and {other} exchange at {slow:.1f} GiB/s where others do at {fast:.1f}",
+            "`amd-smi topology` shows what is between them; a link may have trained down (`amd-smi xgmi`)",
+        )
 
 
 def _library(library: Mapping[str, Any], *, needed: bool) -> Iterator[Finding]:
@@ -124,6 +174,8 @@ def _devices(found: Sequence[Device], report: Mapping[str, Any], env: Mapping[st
             f"device {slow['ordinal']} takes copies at {min(speeds):.1f} GiB/s where another does at {max(speeds):.1f}",
             "compare the widths of their PCI links (`lspci -vv`, LnkSta)",
         )
+    yield from _exchange(report.get("exchange"))
+    yield from paths.check(report.get("paths"))
     if report["host_copy_gibps"] is not None:
         yield info(
             "host.copies", f"{report['host_copy_gibps']:.1f} GiB/s inside the host's memory, one thread"

@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from sky_monarch.doctor.finding import Finding, error, info, ok, warning
 
@@ -40,11 +41,15 @@ class Limits:
     resolves: bool | None
 
 
-def measure() -> Limits:
-    """Those of this host. Takes three seconds at the most."""
+def measure(root: Path = Path("/")) -> Limits:
+    """Those of this host. Takes three seconds at the most.
+
+    Args:
+        root: Where its files lie.
+    """
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
     try:
-        shm = os.statvfs("/dev/shm")  # noqa: S108
+        shm = os.statvfs(root / "dev/shm")
     except OSError:
         size = free = None
     else:

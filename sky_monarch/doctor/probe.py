@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-__all__ = ["kernel_log", "main", "probe", "torch_hip"]
+from sky_monarch.doctor import clock, smi
+
+__all__ = ["adjtimex", "kernel_log", "main", "probe", "tools", "torch_hip"]
 
 #: 30 seconds for eight devices on a slow host; measuring takes longer.
 SMOKE_LIMIT_S = 60.0
@@ -55,6 +58,35 @@ def kernel_log() -> str:
     except OSError:
         return ""
     return out if done == 0 else ""
+
+
+def tools() -> dict[str, str]:
+    """What this host's tools print, by command line; what is not installed, or fails, is not there."""
+    found = {"dmesg": kernel_log(), clock.ADJTIMEX: adjtimex()}
+    for line in (smi.METRIC, smi.STATIC, clock.CHRONY):
+        words = line.split()
+        if shutil.which(words[0]) is None:
+            continue
+        try:
+            done, out, _ = _run(words, _TOOL_LIMIT_S, None)
+        except OSError:
+            continue
+        if done == 0:
+            found[line] = out
+    return found
+
+
+def adjtimex() -> str:
+    """What the kernel says of its clock, without changing it (:data:`sky_monarch.doctor.clock.ADJTIMEX`)."""
+    import ctypes
+
+    # struct timex, of which only the beginning is read: modes, offset, freq, maxerror, esterror, status.
+    room = (ctypes.c_long * 64)()
+    try:
+        state = ctypes.CDLL(None, use_errno=True).adjtimex(room)
+    except (AttributeError, OSError):
+        return ""
+    return "" if state < 0 else f"{state} {room[5] & 0xFFFFFFFF} {room[3]}"
 
 
 def torch_hip() -> str | None:

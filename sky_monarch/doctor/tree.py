@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-__all__ = ["Tree"]
+__all__ = ["Tree", "root_of"]
 
 _MOST_BYTES = 1 << 20
 _MOST_SYMBOLS_BYTES = 64 << 20  # a kernel has about 10 MiB of them
+
+
+#: Only tests set it: a folder with trees of other hosts, by name.
+_TREES = "SKY_MONARCH_TEST_DOCTOR_TREES"
+
+
+def root_of(host: str, environ: Mapping[str, str]) -> Path:
+    """Where the files of the host that this is lie: ``/``, unless a test has a tree in its place."""
+    trees = environ.get(_TREES)
+    tree = Path(trees, host) if trees else None
+    return tree if tree is not None and tree.is_dir() else Path("/")
 
 
 class Tree:

@@ -12,6 +12,8 @@ from sky_monarch.errors import ConfigError
 __all__ = ["agent_environment", "caller_value", "job_environment", "state_dir"]
 
 _STATE_DIR = "SKY_MONARCH_STATE_DIR"
+#: What of our own variables is for every process of a run; only tests set the second.
+_OURS = frozenset({_STATE_DIR, "SKY_MONARCH_TEST_DOCTOR_TREES"})
 
 #: What a rank is told about itself. An `up` typed inside another run must not hand these on.
 _IDENTITY = frozenset(
@@ -87,7 +89,7 @@ def _without_identity(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         key: value
         for key, value in environ.items()
-        if key not in _IDENTITY and (key == _STATE_DIR or not key.startswith("SKY_MONARCH_"))
+        if key not in _IDENTITY and (key in _OURS or not key.startswith("SKY_MONARCH_"))
     }
 
 
@@ -111,7 +113,7 @@ def agent_environment(run_id: str, environ: Mapping[str, str] | None = None) -> 
     env = {
         key: value
         for key, value in _without_identity(source).items()
-        if key in _KEPT or key == _STATE_DIR or key.startswith(_KEPT_PREFIXES)
+        if key in _KEPT or key in _OURS or key.startswith(_KEPT_PREFIXES)
     }
     env["SKY_MONARCH_RUN_ID"] = run_id
     return env

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sky_monarch.config.command import rank_command
+from sky_monarch.config.examination import examination
 
 __all__ = ["LocalPlan", "plan_local"]
 
@@ -137,6 +138,10 @@ def plan_local(
         ],
         "linger_s": _LINGER_S,
     }
+    # A head without groups of its own trains nothing.
+    doctor = examination(job, place=host, held=False) if host == "local" else None
+    if doctor is not None:
+        agent["doctor"] = {**doctor, "argv": [python, *doctor["argv"]]}
     return LocalPlan(
         name=str(job["name"]),
         run_id=run_id,

@@ -23,6 +23,7 @@ __all__ = [
     "TERMINAL_STATES",
     "Event",
     "ExitStatus",
+    "FindingStatus",
     "GroupStatus",
     "HostStatus",
     "LighthouseStatus",
@@ -234,6 +235,25 @@ class SetupStatus(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FindingStatus(Record):
+    """One thing that the doctor found on a host.
+
+    Attributes:
+        host: Which.
+        check: The check that found it, such as ``gpu.memory_errors``.
+        severity: ``error`` or ``warning``.
+        message: What is so, and what it does.
+        fix: What to do.
+    """
+
+    host: str
+    check: str = ""
+    severity: str = ""
+    message: str = ""
+    fix: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus(Record):
     """A run.
 
@@ -262,6 +282,7 @@ class RunStatus(Record):
         recoveries: One record a failure; of very many the newest.
         recoveries_total: Failures so far.
         setup: Its ``setup`` command, where it has one.
+        findings: What the doctor found on its hosts before their first step, errors and warnings.
         hosts: Hosts that were provisioned for it; none for a run of this machine.
         cost_usd: What they have cost so far; None where no price is known.
         wasted_usd: Of that, what was paid before an attempt's first commit, and for attempts without one.
@@ -290,6 +311,7 @@ class RunStatus(Record):
     recoveries: tuple[RecoveryRecord, ...] = field(default=(), metadata={"of": RecoveryRecord})
     recoveries_total: int | None = None
     setup: SetupStatus | None = field(default=None, metadata={"of": SetupStatus})
+    findings: tuple[FindingStatus, ...] = field(default=(), metadata={"of": FindingStatus})
     hosts: tuple[HostStatus, ...] = field(default=(), metadata={"of": HostStatus})
     cost_usd: float | None = None
     wasted_usd: float | None = None

@@ -8,7 +8,8 @@ import time
 import pytest
 
 from sky_monarch.doctor.probe import probe
-from tests.support.hip_double import with_double
+from tests.support.gpu_hosts import GpuHost
+from tests.support.hip_double import with_ccl_double, with_double
 
 
 def doctor(*words, env=None):
@@ -77,3 +78,41 @@ def test_devices_that_should_be_there_are_asked_for_in_the_jobs_spelling():
     assert done.returncode == 1
     assert by_check["gpu.count", "error"] == "0 device(s) in KFD where 8 should be"
     assert doctor("--expect", "MI999X:8").returncode == 2
+
+
+@pytest.mark.parametrize("ue", [0, 3])
+def test_a_host_that_lacks_iommu_passthrough_and_mixes_nics_is_told_so_with_fixes(tmp_path, ue):
+    nics = {"mlx5_0": 0x15B3, "mlx5_1": 0x15B3, "bnxt_re0": 0x14E4, "bnxt_re1": 0x14E4}
+    host = GpuHost(tmp_path / "trees/this", cards=2, nics=nics)
+    host.write("dev/shm/.keep", "")
+    host.write("proc/cmdline", "BOOT_IMAGE=/vmlinuz ro quiet")
+    host.write(f"{host.sysfs(1)}/ras/umc_err_count", f"ue: {ue}\nce: 0")
+    env = with_ccl_double(SKY_MONARCH_TEST_DOCTOR_TREES=str(tmp_path / "trees"), SKY_DOUBLE_DEVICES="2")
+    done = doctor("--json", "--expect", "MI300X:2", env=env)
+    told, _ = findings(done.stdout)
+    by_check = {one["check"]: one for one in told["findings"]}
+    assert {"kernel.iommu", "network.mixed"} <= by_check.keys(), by_check.keys()
+    assert by_check["kernel.iommu"]["severity"] == by_check["network.mixed"]["severity"] == "warning"
+    assert all(one["fix"] for one in told["findings"] if one["severity"] in ("error", "warning"))
+    errors = {one["check"] for one in told["findings"] if one["severity"] == "error"} - {
+        "network.locked_memory",  # this machine's own limit
+        "network.verbs",
+    }
+    assert errors == ({"gpu.memory_errors"} if ue else set())
+    assert done.returncode == (0 if told["healthy"] else 1), "errors alone make it so"
+    assert not (ue and told["healthy"])
+    assert [one["model"] for one in told["accelerators"]] == ["MI300X"] * 2
+
+
+def test_what_devices_exchange_is_measured_by_a_process_each():
+    done = doctor("--json", "--bench", env=with_ccl_double())
+    _, by_check = findings(done.stdout)
+    assert "between two devices" in by_check["gpu.exchange", "info"], done.stdout
+    assert ("host.tcp", "info") in by_check
+
+
+def test_devices_that_do_not_exchange_are_an_error_within_the_limit():
+    done = doctor("--json", "--bench", env=with_ccl_double(SKY_DOUBLE_CCL_FAULT="async:3"))
+    _, by_check = findings(done.stdout)
+    assert "the communicator is lost" in by_check["gpu.exchange", "error"]
+    assert done.returncode == 1

@@ -40,3 +40,11 @@ def with_double(**settings: str) -> dict[str, str]:
         "SKY_MONARCH_HIP_LIB": str(hip_double()),
         **settings,
     }
+
+
+def with_ccl_double(**settings: str) -> dict[str, str]:
+    """An environment in which HIP and RCCL, and CUDA and NCCL, are the doubles."""
+    hip, ccl = str(hip_double()), str(ccl_double())
+    names = dict.fromkeys(("SKY_MONARCH_CUDART_LIB", "SKY_MONARCH_CUDA_LIB"), hip)
+    names |= dict.fromkeys(("SKY_MONARCH_RCCL_LIB", "SKY_MONARCH_NCCL_LIB"), ccl)
+    return with_double(**{**names, **settings})

@@ -72,6 +72,7 @@ class HostRun:
         attempt: int | None = None,
         probe: str | None = None,
         incarnation: int | None = None,
+        examining: bool = False,
     ) -> list[model.Action]:
         """An agent dials; by default a new one, of the newest attempt."""
         if incarnation is None:
@@ -80,7 +81,13 @@ class HostRun:
         attempt = self.host(host).attempt if attempt is None else attempt
         return self.feed(
             model.AgentConnected(
-                host=host, incarnation=incarnation, mono_ns=0, groups=groups, attempt=attempt, probe=probe
+                host=host,
+                incarnation=incarnation,
+                mono_ns=0,
+                groups=groups,
+                attempt=attempt,
+                probe=probe,
+                examining=examining,
             )
         )
 

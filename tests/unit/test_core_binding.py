@@ -27,6 +27,8 @@ CLASS_OF_KIND = {
     "io": errors.SystemCallError,
     "quorum": errors.QuorumError,
     "device": errors.DeviceError,
+    "not_joined": errors.NotJoinedError,
+    "communicator": errors.CommunicatorError,
     "out_of_bounds": errors.OutOfBoundsError,
     "forbidden": errors.AccessForbiddenError,
     "stale": errors.StaleHandleError,

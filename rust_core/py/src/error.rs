@@ -17,6 +17,8 @@ const fn class_name(kind: ErrorKind) -> Option<&'static str> {
         ErrorKind::Io => Some("SystemCallError"),
         ErrorKind::Quorum => Some("QuorumError"),
         ErrorKind::Device => Some("DeviceError"),
+        ErrorKind::NotJoined => Some("NotJoinedError"),
+        ErrorKind::Communicator => Some("CommunicatorError"),
         ErrorKind::OutOfBounds => Some("OutOfBoundsError"),
         ErrorKind::Forbidden => Some("AccessForbiddenError"),
         ErrorKind::Stale => Some("StaleHandleError"),

@@ -6,6 +6,7 @@ mod actor_payload;
 mod agent_client;
 mod channel_client;
 mod channel_server;
+mod communicator;
 mod convert;
 mod error;
 mod gpu;
@@ -29,6 +30,9 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<agent_client::AgentClient>()?;
     module.add_class::<channel_client::ChannelClient>()?;
     module.add_class::<channel_server::ChannelServer>()?;
+    module.add_class::<communicator::Communicator>()?;
+    module.add_class::<communicator::DeviceBuffer>()?;
+    module.add_function(wrap_pyfunction!(communicator::communicator_id, module)?)?;
     module.add_class::<lighthouse_client::LighthouseClient>()?;
     module.add_class::<lighthouse_control::LighthouseControl>()?;
     module.add_function(wrap_pyfunction!(actor_node::die_with_parent, module)?)?;

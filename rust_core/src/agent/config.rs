@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
+use super::doctor::Examination;
 use super::notice::Notices;
 use crate::wire::one_or_several;
 use crate::wire::tls::Identity;
@@ -49,6 +50,9 @@ pub struct Config {
     /// Bounds of waits that no job sets.
     #[serde(default)]
     pub limits: Limits,
+    /// What looks at the host before its first group starts; none: nothing does.
+    #[serde(default)]
+    pub doctor: Option<Examination>,
     /// Where notices that this host is about to be taken away come from.
     #[serde(default)]
     pub notices: Notices,
@@ -198,9 +202,13 @@ impl Config {
             ("limits.standby_s", config.limits.standby_s),
             ("limits.stacks_s", config.limits.stacks_s),
             ("limits.lease_s", config.limits.lease_s.unwrap_or_default()),
+            ("doctor.limit_s", config.doctor.as_ref().map_or(0.0, |doctor| doctor.limit_s)),
         ];
         if let Some((field, value)) = seconds.into_iter().find(|(_, value)| !(0.0..=1e9).contains(value)) {
             return Err(bad(format!("`{field}` is {value}, not a number of seconds")));
+        }
+        if config.doctor.as_ref().is_some_and(|doctor| doctor.argv.is_empty()) {
+            return Err(bad("`doctor` has an empty `argv`".into()));
         }
         config.notices.check().map_err(|problem| bad(format!("`notices`: {problem}")))?;
         for service in &config.services {

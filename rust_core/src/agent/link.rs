@@ -5,6 +5,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep};
 
+use super::doctor::Awaited;
 use super::mutant;
 use super::outbox::Outbox;
 use crate::channel::{Channel, Credentials, Limits, connect};
@@ -50,6 +51,8 @@ pub struct Link<F> {
     pub attempt: u32,
     /// Where other agents find out whether they reach this host.
     pub probe: Option<String>,
+    /// Whether the host is being looked at.
+    pub examining: Awaited,
     /// Random per agent process.
     pub incarnation: u64,
     /// What is sent.
@@ -111,6 +114,7 @@ where
             incarnation: self.incarnation,
             groups: (self.snapshot)(),
             probe: self.probe.clone(),
+            examining: self.examining.get(),
         };
         connect(&self.address, peer, &self.credentials, &Limits::default(), DIAL_LIMIT).await
     }

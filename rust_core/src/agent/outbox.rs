@@ -78,13 +78,13 @@ impl Outbox {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells an event that happens now.
-    pub fn emit(&self, event: Event) {
-        self.emit_at(clock::mono_ns(), event);
+    /// Tells an event that happens now; its sequence number.
+    pub fn emit(&self, event: Event) -> u64 {
+        self.emit_at(clock::mono_ns(), event)
     }
 
-    /// Tells an event that happened at `mono_ns`.
-    pub fn emit_at(&self, mono_ns: u64, event: Event) {
+    /// Tells an event that happened at `mono_ns`; its sequence number.
+    pub fn emit_at(&self, mono_ns: u64, event: Event) -> u64 {
         // The log comes last: its disk may be slow, and the controller is waiting.
         let logged = tracing::enabled!(tracing::Level::INFO).then(|| event.clone());
         let mut state = self.state();
@@ -99,6 +99,12 @@ impl Outbox {
         if let Some(event) = logged {
             tracing::info!(?event, "event");
         }
+        seq
+    }
+
+    /// True when the controller has stored the event of that number.
+    pub fn is_stored(&self, seq: u64) -> bool {
+        self.state().events.front().is_none_or(|event| event.seq > seq)
     }
 
     /// Tells how far a rank is, in place of what was told and not sent before; see [`PROGRESS_EVERY`].

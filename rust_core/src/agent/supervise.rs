@@ -269,7 +269,8 @@ impl Supervisor {
                 Reached { host, address, ok: false, error: Some(error), rtt_s: None }
             };
             let (from, targets) = (String::new(), targets.into_iter().map(cannot).collect());
-            return outbox.emit(Event::Reached { from, targets });
+            outbox.emit(Event::Reached { from, targets });
+            return;
         };
         tokio::spawn(async move {
             let from = probe.address().to_string();

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::Platform;
+use super::abi::ccl::CclResult;
 use super::abi::device::Status;
 use crate::error::ErrorKind;
 
@@ -47,6 +48,26 @@ pub enum GpuError {
         path: PathBuf,
         /// The entry.
         symbol: &'static str,
+        /// The version that the library says, where it says one.
+        version: Option<String>,
+    },
+    /// A call of a communication library returned an error.
+    Ccl {
+        /// The entry, as both vendors name it.
+        api: &'static str,
+        /// What it returned.
+        code: CclResult,
+        /// The library's own words for it.
+        text: String,
+        /// The communicator was only being made: nothing that was in use is lost.
+        starting: bool,
+    },
+    /// The communicator was ended before, or by this.
+    Lost {
+        /// Why.
+        why: String,
+        /// What can be done.
+        class: ErrorClass,
     },
     /// The library is there, but not this ability.
     Unsupported {
@@ -84,6 +105,14 @@ impl GpuError {
                 Status::OUT_OF_MEMORY | Status::NOT_READY => ErrorClass::Retryable,
                 _ => ErrorClass::Permanent,
             },
+            Self::Ccl { code, starting, .. } => match *code {
+                CclResult::INVALID_ARGUMENT | CclResult::INVALID_USAGE => ErrorClass::Permanent,
+                // A call of the device's runtime failed inside: what is left of the device is not known.
+                CclResult::UNHANDLED_DEVICE_ERROR => ErrorClass::DeviceFatal,
+                _ if *starting => ErrorClass::Retryable,
+                _ => ErrorClass::CommunicatorFatal,
+            },
+            Self::Lost { class, .. } => *class,
             // What hangs is not given back: only the end of the process ends it.
             Self::TimedOut { .. } => ErrorClass::DeviceFatal,
             _ => ErrorClass::Permanent,
@@ -112,13 +141,18 @@ impl fmt::Display for GpuError {
                     None => Ok(()),
                 }
             }
-            Self::MissingSymbol { path, symbol } => {
+            Self::MissingSymbol { path, symbol, version } => {
+                let version =
+                    version.as_ref().map(|version| format!(" (version {version})")).unwrap_or_default();
                 write!(
                     f,
-                    "{} has no {symbol}: it is older than what is supported, or another library",
+                    "{}{version} has no {symbol}: it is older than what is supported, or another library",
                     path.display()
                 )
             }
+            Self::Ccl { api, code, text, .. } => write!(f, "{api} returned {} ({code:?}): {text}", code.0),
+            Self::Lost { why, class: ErrorClass::Retryable } => write!(f, "no communicator was made: {why}"),
+            Self::Lost { why, .. } => write!(f, "the communicator is lost: {why}"),
             Self::Unsupported { what, why } => write!(f, "{what} is not supported here: {why}"),
             Self::TimedOut { what, after } => {
                 write!(f, "{what} was not done after {:.1} s; its device hangs", after.as_secs_f64())
@@ -138,9 +172,17 @@ impl From<GpuError> for crate::Error {
         let kind = match error {
             GpuError::Invalid(_) => ErrorKind::InvalidInput,
             GpuError::TimedOut { .. } => ErrorKind::TimedOut,
+            GpuError::Ccl { .. } | GpuError::Lost { .. } => match error.class() {
+                ErrorClass::Permanent => ErrorKind::InvalidInput,
+                ErrorClass::Retryable => ErrorKind::NotJoined,
+                ErrorClass::CommunicatorFatal => ErrorKind::Communicator,
+                ErrorClass::DeviceFatal => ErrorKind::Device,
+            },
             _ => ErrorKind::Device,
         };
-        Self::new(kind, "use a device", error.to_string()).with_source(error)
+        let is_of_several = matches!(error, GpuError::Ccl { .. } | GpuError::Lost { .. });
+        let operation = if is_of_several { "use a communicator" } else { "use a device" };
+        Self::new(kind, operation, error.to_string()).with_source(error)
     }
 }
 
@@ -172,6 +214,23 @@ mod tests {
             "hipMalloc returned 1052 (Status(1052)): text",
             "unknown values survive"
         );
+    }
+
+    #[test]
+    fn what_a_communication_library_returns_is_classed_by_what_is_left() {
+        let class = |code, starting| {
+            GpuError::Ccl { api: "ncclAllReduce", code, text: String::new(), starting }.class()
+        };
+        for code in
+            [CclResult::SYSTEM_ERROR, CclResult::INTERNAL_ERROR, CclResult::REMOTE_ERROR, CclResult(42)]
+        {
+            assert_eq!(class(code, false), ErrorClass::CommunicatorFatal, "{code:?}");
+            assert_eq!(class(code, true), ErrorClass::Retryable, "{code:?}");
+        }
+        for starting in [true, false] {
+            assert_eq!(class(CclResult::UNHANDLED_DEVICE_ERROR, starting), ErrorClass::DeviceFatal);
+            assert_eq!(class(CclResult::INVALID_USAGE, starting), ErrorClass::Permanent);
+        }
     }
 
     #[test]

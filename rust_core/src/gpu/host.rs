@@ -55,6 +55,10 @@ impl GpuRuntime for HostRuntime {
         no_device(ordinal)
     }
 
+    fn on_device(&self, ordinal: u32, _: &mut dyn FnMut()) -> GpuResult<()> {
+        no_device(ordinal)
+    }
+
     fn pointer(&self, _: u64) -> GpuResult<PointerInfo> {
         Ok(PointerInfo { kind: PointerKind::Host, ordinal: None })
     }

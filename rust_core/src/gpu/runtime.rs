@@ -128,6 +128,13 @@ pub trait GpuRuntime: Send + Sync {
     /// Where there is no such device.
     fn memory_info(&self, ordinal: u32) -> GpuResult<MemoryInfo>;
 
+    /// Run something with a device as the calling thread's current one, and put back what was: for libraries that look
+    /// there.
+    ///
+    /// # Errors
+    /// Where there is no such device; `run` was then not called.
+    fn on_device(&self, ordinal: u32, run: &mut dyn FnMut()) -> GpuResult<()>;
+
     /// What an address is.
     ///
     /// # Errors

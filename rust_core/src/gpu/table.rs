@@ -52,6 +52,7 @@ macro_rules! vendor_table {
                 let missing = |symbol| $crate::gpu::error::GpuError::MissingSymbol {
                     path: library.path().to_owned(),
                     symbol,
+                    version: None,
                 };
                 Ok(Self {
                     $( $rname: {

@@ -78,6 +78,19 @@ pub struct Reached {
     pub rtt_s: Option<f64>,
 }
 
+/// One thing that the doctor found on a host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Finding {
+    /// The check that found it, such as `gpu.memory_errors`.
+    pub check: String,
+    /// `error`, `warning`, `info` or `ok`.
+    pub severity: String,
+    /// What is so, and what it does.
+    pub message: String,
+    /// What to do; none where nothing is to be done.
+    pub fix: Option<String>,
+}
+
 /// How a generation got its state from a donor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Heal {
@@ -338,6 +351,13 @@ pub enum Event {
         from: String,
         /// What came of each target, in the order of the question.
         targets: Vec<Reached>,
+    },
+    /// The host was looked at, once in the life of an agent.
+    Examined {
+        /// Worst first.
+        findings: Vec<Finding>,
+        /// How long that took.
+        took_s: f64,
     },
     /// Processes of this run that no agent owned were found and ended.
     Swept {

@@ -67,8 +67,8 @@ pub struct UniqueId {
     pub internal: [u8; 128],
 }
 
-/// `ncclConfig_t` as of 2.17, the oldest that has what is used here. The library reads `size` and `version` and takes
-/// its own defaults for fields added since (96 bytes in RCCL 2.30, more in NCCL 2.32), which are only ever appended.
+/// `ncclConfig_t` as of 2.17. The library reads `size` and `version` and takes its own defaults for fields added since (96
+/// bytes in RCCL 2.30, more in NCCL 2.32), which are only ever appended. Of the one of 2.14, the first, it is the beginning.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
@@ -88,13 +88,17 @@ pub struct Config {
 
 impl Config {
     const UNDEFINED: c_int = c_int::MIN;
+    /// As it was from 2.14 to 2.16: up to `blocking`, and padding.
+    const FIRST_SIZE: usize = 24;
+    const GREW_IN: c_int = 21_700;
 
-    /// Everything as the library would have it, but that no call waits.
-    pub const fn non_blocking() -> Self {
+    /// Everything as a library of that version would have it, but that no call waits.
+    pub const fn non_blocking(version: c_int) -> Self {
+        let is_first = version < Self::GREW_IN;
         Self {
-            size: size_of::<Self>(),
+            size: if is_first { Self::FIRST_SIZE } else { size_of::<Self>() },
             magic: 0xcafe_beef,
-            version: 21_700,
+            version: if is_first { 21_400 } else { 21_700 },
             blocking: 0,
             cga_cluster_size: Self::UNDEFINED,
             min_ctas: Self::UNDEFINED,
@@ -108,5 +112,6 @@ impl Config {
 const _: () = {
     assert!(size_of::<UniqueId>() == 128 && size_of::<Config>() == 48);
     assert!(offset_of!(Config, version) == 12 && offset_of!(Config, blocking) == 16);
+    assert!(offset_of!(Config, cga_cluster_size) == 20 && Config::FIRST_SIZE == 24);
     assert!(offset_of!(Config, net_name) == 32 && offset_of!(Config, split_share) == 40);
 };

@@ -1,6 +1,6 @@
 //! Entries of RCCL and NCCL, which export the same names.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
 
 use crate::gpu::Platform;
@@ -144,12 +144,16 @@ impl Ccl {
 
     fn open(names: &Names) -> GpuResult<Self> {
         let library = Library::open(names)?;
-        let table = CclTable::load(&library, 0)?;
+        let table = CclTable::load(&library, 0).map_err(|error| match error {
+            GpuError::MissingSymbol { path, symbol, .. } => {
+                GpuError::MissingSymbol { path, symbol, version: said_version(&library) }
+            }
+            other => other,
+        })?;
         let mut version = 0;
         // SAFETY: writes one int.
         let result = unsafe { (table.get_version)(&mut version) };
-        // 2.9 and later count a minor version by hundreds, older ones by tens.
-        let major = if version < 10_000 { version / 1000 } else { version / 10_000 };
+        let (major, ..) = version_parts(version);
         if result != CclResult::SUCCESS || major != 2 {
             return Err(GpuError::Unsupported {
                 what: names.purpose,
@@ -177,11 +181,39 @@ impl Ccl {
 
     /// Its version for people, such as `2.30.4`.
     pub fn version_text(&self) -> String {
-        let (major, rest) = if self.version < 10_000 {
-            (self.version / 1000, self.version % 1000)
-        } else {
-            (self.version / 10_000, self.version % 10_000)
-        };
-        format!("{major}.{}.{}", rest / 100, rest % 100)
+        version_text(self.version)
     }
+
+    /// What the library says of a result.
+    pub fn text_of(&self, result: CclResult) -> String {
+        // SAFETY: takes a number and gives a string of the library, or null.
+        let text = unsafe { (self.table.get_error_string)(result) };
+        if text.is_null() {
+            return "unknown result".into();
+        }
+        // SAFETY: a C string that lives as long as the library.
+        unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+    }
+}
+
+/// Major, minor and patch: 2.9 and later count a minor version by hundreds, older ones by tens.
+const fn version_parts(version: c_int) -> (c_int, c_int, c_int) {
+    let unit = if version < 10_000 { 1000 } else { 10_000 };
+    (version / unit, version % unit / 100, version % 100)
+}
+
+fn version_text(version: c_int) -> String {
+    let (major, minor, patch) = version_parts(version);
+    format!("{major}.{minor}.{patch}")
+}
+
+/// The version of a library whose table could not be loaded, for the message about it.
+fn said_version(library: &Library) -> Option<String> {
+    let address = library.symbol("ncclGetVersion")?;
+    // SAFETY: the declaration is the vendors' for this symbol.
+    let get_version =
+        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_int) -> CclResult>(address) };
+    let mut version = 0;
+    // SAFETY: writes one int.
+    (unsafe { get_version(&mut version) } == CclResult::SUCCESS).then(|| version_text(version))
 }

@@ -73,6 +73,13 @@ impl GpuRuntime for VendorRuntime {
         })
     }
 
+    fn on_device(&self, ordinal: u32, run: &mut dyn FnMut()) -> GpuResult<()> {
+        self.on(ordinal, || {
+            run();
+            Ok(())
+        })
+    }
+
     fn pointer(&self, address: u64) -> GpuResult<PointerInfo> {
         let mut kind = 0_u32;
         let out = (&raw mut kind).cast::<c_void>();

@@ -4,14 +4,17 @@
 //! Start is always as with `blocking = 0`: [`IN_PROGRESS`] until every rank has come. When a peer is gone the communicator
 //! has an asynchronous error, and what is on the stream stays there until it is aborted, as with RCCL.
 //!
-//! Faults, by `SKY_DOUBLE_CCL_FAULT`: `hang` (no collective ends before an abort), `abort-hang` (an abort never ends),
-//! `async:CODE` (each collective fails with it).
+//! Faults, by `SKY_DOUBLE_CCL_FAULT`: `hang` (no collective ends before an abort), `abort-hang` (that, and an abort never
+//! ends either), `async:CODE` (each collective fails with it), `death` (the process is killed at its first collective),
+//! `late` (each call is in progress for a while). `SKY_DOUBLE_CCL_VERSION` is the version it says; before 21700
+//! a configuration of later ones is refused.
 
 #![allow(non_snake_case, clippy::missing_safety_doc, reason = "the names and contracts are RCCL's")]
 
 mod mesh;
 mod reduce;
 
+use std::cell::RefCell;
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -122,7 +125,7 @@ unsafe extern "C" fn perform(work: *mut c_void) {
     let communicator = work.communicator;
     let failed = match fault().strip_prefix("async:").and_then(|code| code.parse().ok()) {
         Some(code) => Some(code),
-        None if fault() == "hang" => None,
+        None if fault().ends_with("hang") => None,
         None => match communicator.mesh.lock().unwrap().as_mut().map(work.run) {
             Some(Ok(())) => return,
             _ => Some(REMOTE_ERROR),
@@ -142,6 +145,10 @@ unsafe fn enqueue(
     stream: Stream,
     run: impl FnOnce(&mut Mesh) -> std::io::Result<()> + Send + 'static,
 ) -> c_int {
+    if fault() == "death" {
+        // SAFETY: ends this process, which is what its peers have to meet.
+        unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+    }
     let (Some(hip), false) = (hip(), handle.is_null()) else { return INVALID_ARGUMENT };
     let communicator = unsafe { of(handle) }.clone();
     match communicator.state.load(Ordering::SeqCst) {
@@ -149,11 +156,56 @@ unsafe fn enqueue(
         IN_PROGRESS => return INVALID_USAGE,
         other => return other,
     }
-    let work = Box::new(Work { communicator, run: Box::new(run) });
+    let work = Box::new(Work { communicator: communicator.clone(), run: Box::new(run) });
+    let (stream, work) = (stream as usize, Box::into_raw(work) as usize);
     // SAFETY: `perform` takes the box back.
-    match unsafe { (hip.launch)(stream, perform, Box::into_raw(work).cast()) } {
-        0 => SUCCESS,
-        _ => 1,
+    let put = move || unsafe { (hip.launch)(stream as Stream, perform, work as *mut c_void) };
+    if fault() != "late" {
+        return if put() == 0 { SUCCESS } else { 1 };
+    }
+    communicator.state.store(IN_PROGRESS, Ordering::SeqCst);
+    std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(30));
+        let state = if put() == 0 { SUCCESS } else { 1 };
+        communicator.state.store(state, Ordering::SeqCst);
+    });
+    IN_PROGRESS
+}
+
+/// One direction between two ranks, as `ncclSend` and `ncclRecv` say it.
+enum Transfer {
+    Send(usize, &'static [u8]),
+    Receive(usize, &'static mut [u8]),
+}
+
+struct Group {
+    depth: u32,
+    handle: Handle,
+    stream: Stream,
+    transfers: Vec<Transfer>,
+}
+
+thread_local! {
+    static GROUP: RefCell<Group> = const {
+        RefCell::new(Group {
+            depth: 0, handle: std::ptr::null_mut(), stream: std::ptr::null_mut(), transfers: Vec::new(),
+        })
+    };
+}
+
+/// Inside of a group: only noted. One communicator and one stream a group is enough here.
+unsafe fn transfer(handle: Handle, stream: Stream, transfer: Transfer) -> c_int {
+    let noted = GROUP.with_borrow_mut(|group| {
+        if group.depth == 0 {
+            return Err(transfer);
+        }
+        (group.handle, group.stream) = (handle, stream);
+        group.transfers.push(transfer);
+        Ok(())
+    });
+    match noted {
+        Ok(()) => SUCCESS,
+        Err(alone) => unsafe { enqueue(handle, stream, move |mesh| mesh.exchange(vec![alone])) },
     }
 }
 
@@ -166,9 +218,13 @@ unsafe fn slice<'a>(address: *const c_void, bytes: usize) -> Option<&'a mut [u8]
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGetVersion(version: *mut c_int) -> c_int {
-    let said = std::env::var("SKY_DOUBLE_CCL_VERSION").ok().and_then(|text| text.parse().ok());
-    unsafe { *version = said.unwrap_or(22_707) };
+    unsafe { *version = said_version() };
     SUCCESS
+}
+
+fn said_version() -> c_int {
+    let said = std::env::var("SKY_DOUBLE_CCL_VERSION").ok().and_then(|text| text.parse().ok());
+    said.unwrap_or(22_707)
 }
 
 #[unsafe(no_mangle)]
@@ -202,13 +258,13 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
     rank: c_int,
     config: *const [c_int; 4],
 ) -> c_int {
-    // Size, magic and version come first; a structure that is not one is refused.
-    if !allowed()
-        || rank < 0
-        || rank >= ranks
-        || config.is_null()
-        || unsafe { (*config)[2] } as u32 != 0xcafe_beef
-    {
+    // Size, magic and version come first; a structure that is not one is refused, and a later one by a version before it grew.
+    if !allowed() || rank < 0 || rank >= ranks || config.is_null() {
+        return INVALID_ARGUMENT;
+    }
+    let [size, _, magic, version] = unsafe { *config };
+    let is_old = said_version() < 21_700;
+    if magic as u32 != 0xcafe_beef || (is_old && (size > 24 || version > said_version())) {
         return INVALID_ARGUMENT;
     }
     let name = String::from_utf8_lossy(&id.0[..36]).into_owned();
@@ -279,12 +335,21 @@ pub unsafe extern "C" fn ncclCommCuDevice(_handle: Handle, device: *mut c_int) -
 
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclGroupStart() -> c_int {
+    GROUP.with_borrow_mut(|group| group.depth += 1);
     SUCCESS
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclGroupEnd() -> c_int {
-    SUCCESS
+    let (handle, stream, transfers) = GROUP.with_borrow_mut(|group| {
+        group.depth = group.depth.saturating_sub(1);
+        let whole = if group.depth == 0 { std::mem::take(&mut group.transfers) } else { Vec::new() };
+        (group.handle, group.stream, whole)
+    });
+    if transfers.is_empty() {
+        return SUCCESS;
+    }
+    unsafe { enqueue(handle, stream, move |mesh| mesh.exchange(transfers)) }
 }
 
 /// The two buffers of a collective, in bytes; an unknown type or a range that leaves its allocation is refused.
@@ -421,7 +486,7 @@ pub unsafe extern "C" fn ncclSend(
     stream: Stream,
 ) -> c_int {
     let (send, _) = buffers!(send, count, send, count, dtype);
-    unsafe { enqueue(handle, stream, move |mesh| mesh.send(peer as usize, send)) }
+    unsafe { transfer(handle, stream, Transfer::Send(peer as usize, send)) }
 }
 
 #[unsafe(no_mangle)]
@@ -434,5 +499,5 @@ pub unsafe extern "C" fn ncclRecv(
     stream: Stream,
 ) -> c_int {
     let (receive, _) = buffers!(receive, count, receive, count, dtype);
-    unsafe { enqueue(handle, stream, move |mesh| mesh.receive(peer as usize, receive)) }
+    unsafe { transfer(handle, stream, Transfer::Receive(peer as usize, receive)) }
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use crate::Transfer;
 use crate::reduce::{finish, reduce};
 
 const PAUSE: Duration = Duration::from_millis(2);
@@ -39,28 +40,54 @@ impl Mesh {
         }
         for stream in peers.iter().flatten() {
             stream.set_read_timeout(Some(PAUSE))?;
+            stream.set_write_timeout(Some(PAUSE))?;
         }
         Ok(Self { rank, ranks, peers, aborted: aborted.clone() })
     }
 
     pub fn send(&mut self, to: usize, bytes: &[u8]) -> Result<()> {
-        self.peer(to)?.write_all(bytes)
+        send(self.peer(to)?, bytes, &self.aborted)
     }
 
     /// Read all of it, unless the communicator is aborted before.
     pub fn receive(&mut self, from: usize, into: &mut [u8]) -> Result<()> {
-        let aborted = self.aborted.clone();
-        let stream = self.peer(from)?;
-        let mut done = 0;
-        while done < into.len() {
-            match stream.read(&mut into[done..]) {
-                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-                Ok(count) => done += count,
-                Err(error) if is_pause(&error) && !aborted.load(Ordering::SeqCst) => {}
-                Err(error) => return Err(error),
+        receive(self.peer(from)?, into, &self.aborted)
+    }
+
+    /// All at once: a thread for each peer and direction, in the order of the calls.
+    pub fn exchange(&mut self, transfers: Vec<Transfer>) -> Result<()> {
+        let mut sends: Vec<Vec<&[u8]>> = vec![Vec::new(); self.ranks];
+        let mut receives: Vec<Vec<&mut [u8]>> = (0..self.ranks).map(|_| Vec::new()).collect();
+        for transfer in transfers {
+            match transfer {
+                Transfer::Send(to, bytes) => sends[to].push(bytes),
+                Transfer::Receive(from, into) => receives[from].push(into),
             }
         }
-        Ok(())
+        for (into, bytes) in receives[self.rank].drain(..).zip(sends[self.rank].drain(..)) {
+            into.copy_from_slice(bytes);
+        }
+        let aborted = &self.aborted;
+        std::thread::scope(|scope| {
+            let mut under_way = Vec::new();
+            for (peer, (sends, receives)) in sends.into_iter().zip(receives).enumerate() {
+                if sends.is_empty() && receives.is_empty() {
+                    continue;
+                }
+                let stream = self.peer(peer)?;
+                under_way.push(
+                    scope.spawn(move || sends.into_iter().try_for_each(|bytes| send(stream, bytes, aborted))),
+                );
+                under_way.push(
+                    scope.spawn(move || {
+                        receives.into_iter().try_for_each(|into| receive(stream, into, aborted))
+                    }),
+                );
+            }
+            under_way
+                .into_iter()
+                .try_for_each(|one| one.join().unwrap_or_else(|_| Err(Error::other("a thread panicked"))))
+        })
     }
 
     /// Rank 0 collects, reduces in the order of ranks, and hands out: every rank gets the same bits.
@@ -94,9 +121,34 @@ impl Mesh {
         Ok(())
     }
 
-    fn peer(&mut self, rank: usize) -> Result<&mut UnixStream> {
-        self.peers.get_mut(rank).and_then(Option::as_mut).ok_or_else(|| Error::other("no such peer"))
+    fn peer(&self, rank: usize) -> Result<&UnixStream> {
+        self.peers.get(rank).and_then(Option::as_ref).ok_or_else(|| Error::other("no such peer"))
     }
+}
+
+fn send(mut stream: &UnixStream, bytes: &[u8], aborted: &AtomicBool) -> Result<()> {
+    let mut done = 0;
+    while done < bytes.len() {
+        match stream.write(&bytes[done..]) {
+            Ok(count) => done += count,
+            Err(error) if is_pause(&error) && !aborted.load(Ordering::SeqCst) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+fn receive(mut stream: &UnixStream, into: &mut [u8], aborted: &AtomicBool) -> Result<()> {
+    let mut done = 0;
+    while done < into.len() {
+        match stream.read(&mut into[done..]) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(count) => done += count,
+            Err(error) if is_pause(&error) && !aborted.load(Ordering::SeqCst) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 fn is_pause(error: &Error) -> bool {

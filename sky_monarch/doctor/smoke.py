@@ -1,0 +1,62 @@
+"""The part of the doctor that each host of a run sees before its first step: ``python -m sky_monarch.doctor.smoke``.
+
+Its agent starts it, bounds it, and tells the controller what it wrote.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from sky_monarch.doctor import clock, limits, probe
+from sky_monarch.doctor.examine import Examination, Situation, examine
+from sky_monarch.doctor.tree import root_of
+
+__all__ = ["main", "smoke"]
+
+_DEVICES_LIMIT_S = 30.0
+
+
+def smoke(root: Path, *, devices: bool) -> Examination:
+    """Look at a host.
+
+    Args:
+        root: ``/`` for this one.
+        devices: Whether its devices are used: else only what every job needs is looked at, and nothing is loaded.
+    """
+    measured = limits.measure(root)
+    if not devices:
+        clock_says = {clock.ADJTIMEX: probe.adjtimex()}
+        return examine(Situation(root=root, limits=measured, tools=clock_says, bare=True))
+    return examine(
+        Situation(
+            root=root,
+            env=os.environ,
+            limits=measured,
+            report=probe.probe(limit_s=_DEVICES_LIMIT_S),
+            tools=probe.tools(),
+            torch_hip=probe.torch_hip(),
+        )
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Look at this host, and write what was found."""
+    parser = argparse.ArgumentParser(prog="python -m sky_monarch.doctor.smoke", description=__doc__)
+    parser.add_argument("--host", required=True, help="its name and attempt")
+    parser.add_argument("--devices", action="store_true", help="its devices are used")
+    parser.add_argument("--out", required=True, type=Path, help="file for what is found")
+    told = parser.parse_args(arguments)
+    found = smoke(root_of(told.host, os.environ), devices=told.devices)
+    draft = told.out.with_name(f".{told.out.name}.{os.getpid()}")
+    draft.write_text(json.dumps(found.to_json()), encoding="utf-8")
+    draft.replace(told.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
