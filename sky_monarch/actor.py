@@ -36,10 +36,15 @@ if TYPE_CHECKING:
     from sky_monarch.actors.endpoint import Endpoint
     from sky_monarch.actors.failure import MeshFailure
     from sky_monarch.actors.future import Future
-    from sky_monarch.actors.host_mesh import HostMesh, shutdown, this_host, this_proc
+    from sky_monarch.actors.host_mesh import HostMesh, shutdown, shutdown_context, this_host, this_proc
+    from sky_monarch.actors.lighthouse import Lighthouse
     from sky_monarch.actors.proc_mesh import ProcMesh
+    from sky_monarch.actors.process_group import device_mesh, init_process_group
+    from sky_monarch.actors.replicas import ReplicaGroups
     from sky_monarch.actors.restarts import RestartPolicy
     from sky_monarch.actors.shape import Extent, Point, Region
+    from sky_monarch.actors.sharded import ShardedTensor
+    from sky_monarch.actors.spmd import setup_torch_elastic_env
     from sky_monarch.actors.value_mesh import ValueMesh
     from sky_monarch.errors import ActorError, DeadlockError, SupervisionError
 
@@ -58,21 +63,28 @@ _HOMES = {
     "Extent": "sky_monarch.actors.shape",
     "Future": "sky_monarch.actors.future",
     "HostMesh": "sky_monarch.actors.host_mesh",
+    "Lighthouse": "sky_monarch.actors.lighthouse",
     "MeshFailure": "sky_monarch.actors.failure",
     "Point": "sky_monarch.actors.shape",
     "Port": "sky_monarch.actors.channel",
     "PortReceiver": "sky_monarch.actors.channel",
     "ProcMesh": "sky_monarch.actors.proc_mesh",
     "Region": "sky_monarch.actors.shape",
+    "ReplicaGroups": "sky_monarch.actors.replicas",
     "RestartPolicy": "sky_monarch.actors.restarts",
+    "ShardedTensor": "sky_monarch.actors.sharded",
     "SupervisionError": "sky_monarch.errors",
     "ValueMesh": "sky_monarch.actors.value_mesh",
     "concurrent_endpoint": "sky_monarch.actors.actor",
     "context": "sky_monarch.actors.context",
     "current_rank": "sky_monarch.actors.context",
     "current_size": "sky_monarch.actors.context",
+    "device_mesh": "sky_monarch.actors.process_group",
     "endpoint": "sky_monarch.actors.actor",
+    "init_process_group": "sky_monarch.actors.process_group",
+    "setup_torch_elastic_env": "sky_monarch.actors.spmd",
     "shutdown": "sky_monarch.actors.host_mesh",
+    "shutdown_context": "sky_monarch.actors.host_mesh",
     "this_host": "sky_monarch.actors.host_mesh",
     "this_proc": "sky_monarch.actors.host_mesh",
 }
@@ -92,21 +104,28 @@ __all__ = [
     "Extent",
     "Future",
     "HostMesh",
+    "Lighthouse",
     "MeshFailure",
     "Point",
     "Port",
     "PortReceiver",
     "ProcMesh",
     "Region",
+    "ReplicaGroups",
     "RestartPolicy",
+    "ShardedTensor",
     "SupervisionError",
     "ValueMesh",
     "concurrent_endpoint",
     "context",
     "current_rank",
     "current_size",
+    "device_mesh",
     "endpoint",
+    "init_process_group",
+    "setup_torch_elastic_env",
     "shutdown",
+    "shutdown_context",
     "this_host",
     "this_proc",
     "unhandled_fault_hook",

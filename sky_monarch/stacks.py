@@ -21,14 +21,14 @@ _PATH = "SKY_MONARCH_STACKS"
 _file: BinaryIO | None = None
 
 
-def register() -> bool:
-    """Answer the signal from now on, with a file that the environment names; whether it does.
+def register(path: str | None = None) -> bool:
+    """Answer the signal from now on, with a file that the environment names, or ``path``; whether it does.
 
     May be called again: a standby has another name once it is promoted. Where there is no agent, or its folder
     is gone, nothing happens.
     """
     global _file  # the descriptor must outlive every caller
-    path = os.environ.get(_PATH)
+    path = path or os.environ.get(_PATH)
     if not path:
         return False
     with contextlib.suppress(OSError, ValueError, RuntimeError):

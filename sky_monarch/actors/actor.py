@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sky_monarch.actors.failure import MeshFailure
     from sky_monarch.actors.future import Future
     from sky_monarch.actors.shape import Extent
+    from sky_monarch.actors.value_mesh import ValueMesh
 
     P = ParamSpec("P")
     R = TypeVar("R")
@@ -23,6 +24,7 @@ __all__ = ["RESERVED", "Actor", "concurrent_endpoint", "endpoint"]
 #: What a mesh of actors can do itself: no endpoint may have such a name.
 RESERVED = frozenset(
     {
+        "device_mesh",
         "extent",
         "flatten",
         "initialized",
@@ -33,6 +35,8 @@ RESERVED = frozenset(
         "sizes",
         "slice",
         "split",
+        "spmd",
+        "stacks",
         "stop",
     }
 )
@@ -102,6 +106,15 @@ class Actor:
 
         def stop(self) -> Future[None]:
             """End the actors."""
+
+        def spmd(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R]]:
+            """Run a function in each process."""
+
+        def device_mesh(self, device_type: str | None = None) -> Any:
+            """Torch's ``DeviceMesh`` of the processes."""
+
+        def stacks(self, rank: int, timeout: float = 5.0) -> str:
+            """What the threads of a process are doing."""
 
         def __len__(self) -> int: ...
         def __supervise__(self, failure: MeshFailure) -> bool: ...

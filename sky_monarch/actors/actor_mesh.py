@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sky_monarch.actors import serial
 from sky_monarch.actors.context import place_of
@@ -13,13 +13,19 @@ from sky_monarch.actors.shape import Shaped
 from sky_monarch.errors import ConfigError, SupervisionError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sky_monarch._core import ActorReplies, ActorTargets
     from sky_monarch.actors.actor import Actor
     from sky_monarch.actors.failure import MeshFailure
     from sky_monarch.actors.future import Answer
+    from sky_monarch.actors.proc_mesh import ProcMesh
     from sky_monarch.actors.region import Region
+    from sky_monarch.actors.value_mesh import ValueMesh
 
 __all__ = ["ActorMesh"]
+
+R = TypeVar("R")
 
 
 class ActorMesh(Shaped):
@@ -83,6 +89,20 @@ class ActorMesh(Shaped):
         replies = self._call(self._targets(), STOP, serial.dump_call((), {}))
         return Future(replies, _all_stopped, self, "stop")
 
+    # --- its processes ---------------------------------------------------------------------------------
+
+    def spmd(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[ValueMesh[R]]:
+        """Run a function in each of its processes, one rank each. See :meth:`ProcMesh.spmd`."""
+        return self._procs().spmd(fn, *args, **kwargs)
+
+    def device_mesh(self, device_type: str | None = None) -> Any:
+        """Torch's ``DeviceMesh`` of its processes, in one of them. See :meth:`ProcMesh.device_mesh`."""
+        return self._procs().device_mesh(device_type)
+
+    def stacks(self, rank: int, timeout: float = 5.0) -> str:
+        """What the threads of the process of ``rank`` are doing. See :meth:`ProcMesh.stacks`."""
+        return self._procs().stacks(rank, timeout)
+
     # --- dimensions ----------------------------------------------------------------------------------
 
     @property
@@ -121,6 +141,20 @@ class ActorMesh(Shaped):
                 ]
             )
         return self._prepared
+
+    def _procs(self) -> ProcMesh:
+        from sky_monarch.actors.proc_mesh import ProcMesh
+
+        return ProcMesh(self._name, self._addresses, self.__region)
+
+    def _doings(self) -> str:
+        """What its actors are doing, for the text of an error."""
+        from sky_monarch.actors import care
+
+        return care.doings(self, runtime())
+
+    def _addresses_of(self) -> list[str]:
+        return [self._addresses[rank] for rank in self.__region]
 
     def _called(self) -> set[str]:
         return {self._addresses[rank] for rank in self.__region}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar
 
 from sky_monarch.actors import serial
 from sky_monarch.actors.future import Future, each_of, mesh_of, one_of
+from sky_monarch.actors.signature import Signature
 from sky_monarch.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Endpoint(Generic[P, R]):
         self.__doc__ = method.__doc__
         self.concurrent = concurrent
         self._mesh: ActorMesh | None = None
+        self._signature: Signature | None = None
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.__name__ = name
@@ -56,7 +58,19 @@ class Endpoint(Generic[P, R]):
         bound: Endpoint[P, R] = Endpoint(self.__wrapped__, concurrent=self.concurrent)
         bound.__name__ = self.__name__
         bound._mesh = mesh
+        bound._signature = self._known_signature
         return bound
+
+    @property
+    def _known_signature(self) -> Signature:
+        if self._signature is None:
+            self._signature = Signature(self.__wrapped__)
+        return self._signature
+
+    def _packed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> serial.Body:
+        """The arguments, for their way. Raises TypeError where the endpoint does not take them."""
+        self._known_signature.check(self.__name__, args, kwargs)
+        return serial.dump_call(args, kwargs)
 
     @property
     def _target(self) -> ActorMesh:
@@ -79,41 +93,46 @@ class Endpoint(Generic[P, R]):
         return made
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R]]:
-        """Call it on every actor of the mesh; the answers come as a mesh of values."""
+        """Call it on every actor of the mesh; the answers come as a mesh of values.
+
+        Raises:
+            TypeError: It does not take these arguments; here at once, as of all ways to call it.
+        """
         mesh = self._target
-        replies = mesh._call(mesh._targets(), self.__name__, serial.dump_call(args, kwargs))
+        replies = mesh._call(mesh._targets(), self.__name__, self._packed(args, kwargs))
         return Future(replies, mesh_of, mesh, self.__name__)
 
     def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Call it on the one actor of the mesh.
 
         Raises:
-            ConfigError: The mesh has several.
+            ValueError: The mesh has several.
+            TypeError: As of :meth:`call`.
         """
         mesh = self._target
         targets = mesh._targets()
         if len(targets) != 1:
-            raise ConfigError(
-                f"call_one is for a mesh of one actor; {mesh.name} has {len(targets)}",
-                hint="choose one with .slice(), or use .call() or .choose()",
+            raise ValueError(
+                f"call_one is for a mesh of one actor; {mesh.name} has {len(targets)}, in {mesh.extent!r}: "
+                "choose one with .slice(), or use .call() or .choose()"
             )
-        replies = mesh._call(targets, self.__name__, serial.dump_call(args, kwargs))
+        replies = mesh._call(targets, self.__name__, self._packed(args, kwargs))
         return Future(replies, one_of, mesh, self.__name__)
 
     def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Call it on one actor of the mesh, whichever: a random one."""
         mesh = self._target
         one = mesh._one(random.randrange(len(mesh)))  # noqa: S311  (nobody is kept out by it)
-        replies = mesh._call(one._targets(), self.__name__, serial.dump_call(args, kwargs))
+        replies = mesh._call(one._targets(), self.__name__, self._packed(args, kwargs))
         return Future(replies, one_of, one, self.__name__)
 
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Future[R]]:
         """Call it on every actor; iterate over futures in the order in which the answers come."""
         mesh = self._target
-        replies = mesh._call(mesh._targets(), self.__name__, serial.dump_call(args, kwargs), each=True)
+        replies = mesh._call(mesh._targets(), self.__name__, self._packed(args, kwargs), each=True)
         return each_of(replies, mesh, self.__name__)
 
     def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Send it to every actor; wait for no answer. Where it raises there, the actor fails, and its owner hears."""
         mesh = self._target
-        mesh._send(mesh._targets(), self.__name__, serial.dump_call(args, kwargs))
+        mesh._send(mesh._targets(), self.__name__, self._packed(args, kwargs))

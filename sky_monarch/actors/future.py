@@ -25,6 +25,9 @@ R = TypeVar("R")
 VALUE, ERROR, FAILED = 0, 1, 2
 _DEAD, _THROWN_AWAY = -1, 255
 
+#: After so long a wait its actors are asked what they are doing.
+_WORTH_ASKING_S = 1.0
+
 Answer = tuple[int, int, Any, "list[Any]"]
 _PENDING = object()
 
@@ -53,6 +56,13 @@ class Future(Generic[R]):
         self._error: BaseException | None = None
         self._cancelled = False
 
+    @classmethod
+    def ready(cls, value: R) -> Future[R]:
+        """One whose answer is there already."""
+        made: Future[R] = cls.__new__(cls)
+        made._value, made._error, made._cancelled = value, None, False
+        return made
+
     def get(self, timeout: float | None = None) -> R:
         """Wait for the answer and return it.
 
@@ -63,14 +73,15 @@ class Future(Generic[R]):
             ActorError: The endpoint raised. The cause is its exception, with the traceback that it has there.
             SupervisionError: The process, or the actor, is dead.
             DeadlockError: This actor would wait for itself.
-            TimeoutError: There is no answer yet. It may be waited for again.
+            TimeoutError: There is no answer yet. It may be waited for again. Where ``timeout`` is a second or more, it
+                says what the actors are doing.
         """
         if self._value is _PENDING and self._error is None:
             replies = self._replies
             if not replies.is_ready():
                 self._check_deadlock()
                 if not replies.wait(timeout):
-                    raise TimeoutError(f"{self._mesh.name}.{self._method} gave no answer within {timeout} s")
+                    raise TimeoutError(self._no_answer(timeout))
             self._finish()
         return self._result()
 
@@ -102,6 +113,16 @@ class Future(Generic[R]):
     def cancelled(self) -> bool:
         """True where it was cancelled before the answer came."""
         return self._cancelled
+
+    def _no_answer(self, timeout: float | None) -> str:
+        words = f"{self._mesh.name}.{self._method} gave no answer within {timeout} s"
+        # Who waits in short turns does not want to wait for more.
+        look = (
+            getattr(self._mesh, "_doings", None)
+            if timeout is not None and timeout >= _WORTH_ASKING_S
+            else None
+        )
+        return words + (look() if look is not None else "")
 
     def _check_deadlock(self) -> None:
         hosted = current.get().hosted

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from sky_monarch.actors import runtime as _runtime
 from sky_monarch.actors.extent import Extent
+from sky_monarch.actors.future import Future
 from sky_monarch.actors.proc_mesh import ProcMesh, _owned, who_spawns
 from sky_monarch.actors.region import Region
 from sky_monarch.actors.shape import Shaped
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from sky_monarch.actors.restarts import RestartPolicy
 
-__all__ = ["HostMesh", "shutdown", "this_host", "this_proc"]
+__all__ = ["HostMesh", "shutdown", "shutdown_context", "this_host", "this_proc"]
 
 _MOST_PROCS = 4096
 _numbers = itertools.count(1)
@@ -91,3 +92,9 @@ def shutdown() -> None:
     """End everything that this program has spawned. Done at its end anyway."""
     _runtime.end()
     _owned.clear()
+
+
+def shutdown_context() -> Future[None]:
+    """The same as :func:`shutdown`, by Monarch's name and with its result: ``shutdown_context().get()``."""
+    shutdown()
+    return Future.ready(None)

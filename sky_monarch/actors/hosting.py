@@ -58,6 +58,7 @@ class Hosted:
         self.owner = owner
         self.point = point
         self.instance: Any = None
+        self.loop: Any = None  # of an actor that has one, see looping.py
         self.failed: serial.Body | None = None
         self.mailbox = runtime.node.mailbox(actor_id)
         self._made: bytes | None = made

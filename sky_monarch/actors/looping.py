@@ -36,6 +36,7 @@ class _Loop:
         from sky_monarch._core import ActorNotifier
 
         self.hosted = hosted
+        hosted.loop = self
         endpoints = type(hosted.instance)._endpoints
         self.concurrent = {name for name, one in endpoints.items() if one.concurrent}
         self.functions = {

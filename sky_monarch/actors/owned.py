@@ -11,6 +11,7 @@ from sky_monarch.actors import serial
 from sky_monarch.actors.context import place_of
 from sky_monarch.actors.failure import MeshFailure, describe_status
 from sky_monarch.actors.future import VALUE
+from sky_monarch.actors.remote_log import RemoteLog
 from sky_monarch.actors.spawner import Proc
 from sky_monarch.errors import ActorError, SkyMonarchError, SupervisionError
 
@@ -62,15 +63,17 @@ class Owned:
         self.ends: dict[int, tuple[float, MeshFailure]] = {}
         self.replacing = threading.Lock()
         self.stopped = False
+        self.log = RemoteLog()
         self.procs = [self._proc(rank, address) for rank, address in enumerate(addresses)]
         runtime.spawner.start(self.procs)
 
     def _proc(self, rank: int, address: str) -> Proc:
-        return Proc(f"{self.name}[{rank}]", address, lambda proc: self._ended(rank, proc))
+        return Proc(f"{self.name}[{rank}]", address, lambda proc: self._ended(rank, proc), log=self.log)
 
     def _ended(self, rank: int, proc: Proc) -> None:
         # A child of it may have inherited its sockets: then no end of file tells of its death.
         self.runtime.node.hang_up(proc.address, "the process has ended")
+        self.log.flush()
         if not proc.wanted or self.stopped:
             return
         status = proc.status if proc.status is not None else -1

@@ -13,16 +13,20 @@ from sky_monarch.actors.context import current, place_of
 from sky_monarch.actors.future import Future, mesh_of
 from sky_monarch.actors.runtime import CONTROL, runtime
 from sky_monarch.actors.shape import Shaped
-from sky_monarch.errors import ConfigError
+from sky_monarch.errors import ConfigError, SupervisionError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sky_monarch.actors.future import Answer
     from sky_monarch.actors.owned import Owned
     from sky_monarch.actors.region import Region
+    from sky_monarch.actors.value_mesh import ValueMesh
 
 __all__ = ["ProcMesh"]
 
 A = TypeVar("A", bound=Actor)
+R = TypeVar("R")
 _STOP_S = 5.0
 _owned: dict[tuple[str, ...], Owned] = {}
 
@@ -114,6 +118,98 @@ class ProcMesh(Shaped):
         owned = owner_of(self._addresses, self.name)
         return [owned.procs[rank].pid for rank in self.__region]
 
+    def spmd(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[ValueMesh[R]]:
+        """Run a function in each process, as torchrun runs a script: each is a rank, and its environment says which.
+
+        ``init_process_group()`` of this module meets the others there, ``device_mesh()`` is the mesh for FSDP, tensor
+        parallelism and DTensors. Set up once, and anew where a process was replaced since.
+
+        Args:
+            fn: Run in a thread; one at a time.
+            args: Of it.
+            kwargs: Of it.
+
+        Returns:
+            What it returned on each rank, on its way.
+
+        Raises:
+            ConfigError: It cannot be set up.
+            SupervisionError: A process is dead: ``respawn`` it.
+        """
+        from sky_monarch.actors import spmd
+
+        return spmd.run(self, fn, args, kwargs)
+
+    def device_mesh(self, device_type: str | None = None) -> Any:
+        """Torch's ``DeviceMesh`` with these dimensions. Called in its processes, in all of them.
+
+        ``procs.split(gpus=("dp", "tp"), tp=2).device_mesh("cpu")`` has two dimensions.
+
+        Args:
+            device_type: ``cpu`` or ``cuda``; by default that of the accelerators, where there are some.
+
+        Raises:
+            ConfigError: This process is none of those that were set up together, by ``spmd`` or
+                ``setup_torch_elastic_env``.
+        """
+        from sky_monarch.actors.process_group import mesh_of
+
+        return mesh_of(self.extent, tuple(self._addresses_of()), device_type)
+
+    def stacks(self, rank: int, timeout: float = 5.0) -> str:
+        """What the threads and coroutines of a process are doing, however stuck they are.
+
+        Args:
+            rank: Position in this mesh.
+            timeout: Seconds.
+
+        Raises:
+            SupervisionError: It is dead, or stopped, and says nothing.
+        """
+        from sky_monarch.actors import care
+
+        return care.stacks_of(runtime(), self._addresses, self.__region[rank], self.name, timeout)
+
+    def logging_option(
+        self, stream_to_client: bool = True, aggregate_window_sec: float | None = 3.0
+    ) -> Future[None]:
+        """Say what becomes of what the processes print. Without it each line is shown at once.
+
+        Args:
+            stream_to_client: Show it on this program's stderr, each line with mesh and rank.
+            aggregate_window_sec: Show lines that differ in numbers only once in so many seconds, with how many there
+                were; None for each one at once.
+
+        Raises:
+            ConfigError: Another process has started these, or an argument cannot be used.
+        """
+        owner_of(self._addresses, self.name).log.configure(stream_to_client, aggregate_window_sec)
+        return Future.ready(None)
+
+    def debug_option(self, wait_s: float | None = 300.0, timeout: float = 30.0) -> Future[None]:
+        """Let ``breakpoint()`` in these processes wait for a debugger; without it, it is passed over.
+
+        Where one is reached, the program prints how to attach: ``sky-monarch debug <socket>``, as this user, on the
+        process's host.
+
+        Args:
+            wait_s: Seconds until it goes on because nobody came; None switches it off.
+            timeout: Seconds, for the processes to answer.
+
+        Raises:
+            SupervisionError: One does not answer.
+        """
+        from sky_monarch.actors import care
+
+        if wait_s is not None and not wait_s > 0:
+            raise ConfigError(f"wait_s is {wait_s!r}", hint="a number of seconds above 0, or None")
+        addresses = self._addresses_of()
+        answered = {slot for slot, _ in care.ask(runtime(), addresses, "breakpoints", wait_s, timeout)}
+        silent = [rank for rank in range(len(addresses)) if rank not in answered]
+        if silent:
+            raise SupervisionError(f"{self.name}[{silent[0]}] does not answer within {timeout} s")
+        return Future.ready(None)
+
     def stop(self, timeout: float = _STOP_S) -> Future[None]:
         """End its processes: actors first, after what waits for them. ``get()`` kills those that take longer."""
         from sky_monarch._core import ActorTargets
@@ -139,6 +235,9 @@ class ProcMesh(Shaped):
 
     def __exit__(self, *_: object) -> None:
         self.stop().get(2 * _STOP_S)
+
+    def _addresses_of(self) -> list[str]:
+        return [self._addresses[rank] for rank in self.__region]
 
     @property
     def _region(self) -> Region:

@@ -360,6 +360,19 @@ def _shared(data: object) -> object | None:
     return data if isinstance(data, _core.SharedBuffer) else None
 
 
+def _secret_of_mesh() -> str | None:
+    """That of the actors of this process, where it has some."""
+    import hashlib
+    import sys
+
+    actors = sys.modules.get("sky_monarch.actors.runtime")
+    found = None if actors is None else actors._runtime
+    if found is None or found.pid != os.getpid():
+        return None
+    # Not the same one: who is told this proves nothing to the mesh.
+    return hashlib.sha256(f"memory of {found.token}".encode()).hexdigest()
+
+
 _process: list[tuple[int, Domain]] = []
 _process_lock = threading.Lock()
 
@@ -367,12 +380,12 @@ _process_lock = threading.Lock()
 def domain_of_process() -> Domain:
     """The domain that buffers belong to where none is given, made when first needed.
 
-    In a run its secret is the run's, so that all its processes reach each other. Elsewhere processes that are to share
-    memory need one in common, in ``SKY_MONARCH_TOKEN``.
+    In a run its secret is the run's, and in a program with actors the mesh's, so that all its processes reach each
+    other. Elsewhere processes that are to share memory need one in common, in ``SKY_MONARCH_TOKEN``.
     """
     with _process_lock:
         if not _process or _process[0][0] != os.getpid():
-            secret = os.environ.get("SKY_MONARCH_TOKEN") or secrets.token_hex(32)
+            secret = _secret_of_mesh() or os.environ.get("SKY_MONARCH_TOKEN") or secrets.token_hex(32)
             address = os.environ.get("SKY_MONARCH_ADDRESS") or _LOCAL_ADDRESS
             _process[:] = [(os.getpid(), Domain(secret, address=address))]
         return _process[0][1]

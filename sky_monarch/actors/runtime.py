@@ -14,6 +14,7 @@ from sky_monarch.actors import serial
 from sky_monarch.actors.context import point_at
 from sky_monarch.actors.future import FAILED, VALUE
 from sky_monarch.actors.remote_error import RemoteError
+from sky_monarch.actors.strays import Strays
 from sky_monarch.errors import SkyMonarchError
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ __all__ = ["CONTROL", "Runtime", "listen_at", "runtime"]
 
 #: The mailbox of the process itself.
 CONTROL = 0
+#: What a process is asked about itself, see :mod:`sky_monarch.actors.care`.
+CARE = ("doing", "stacks", "breakpoints")
 #: A sender gives up on a receiver that takes nothing for so long.
 _SEND_LIMIT_S = 60.0
 _LONGEST_PATH = 90  # of a folder of sockets; the kernel takes 107 bytes of a socket's path
@@ -57,6 +60,7 @@ class Runtime:
         self.node: ActorNode = ActorNode(address, token, listener.detach(), _SEND_LIMIT_S)
         self.address = address
         self.hosted: dict[int, Hosted] = {}
+        self.strays = Strays(self)
         self.lock = threading.RLock()
         self._spawner: Spawner | None = None
         self._ending = False
@@ -75,7 +79,8 @@ class Runtime:
         """Do what other processes ask of this one, until it closes."""
         mailbox = self.node.mailbox(CONTROL)
         while not mailbox.closed:
-            for request in mailbox.recv(None, 64, False):
+            messages = mailbox.recv(self.strays.wait_s(), 64, False)
+            for request in messages:
                 if isinstance(request, tuple):
                     continue
                 try:
@@ -86,6 +91,7 @@ class Runtime:
                         request.reply(FAILED, *serial.dumps(RemoteError.of(error)))
                     else:
                         traceback.print_exc()
+            self.strays.refuse()
 
     def _control(self, request: ActorRequest) -> bool:
         method, place, body, buffers = request.open()
@@ -95,6 +101,12 @@ class Runtime:
             actor_id, name, owner, made = serial.loads(body, buffers)
             # What the class needs may take long to import: the actor's own thread does that.
             Hosted(self, actor_id, name, owner, point_at(place), made, request).start()
+        elif method == "stray":
+            self.strays.expect(int(place))
+        elif method in CARE:
+            from sky_monarch.actors import care
+
+            request.reply(VALUE, *serial.dumps(care.answer(self, method, serial.loads(body, buffers))))
         elif method == "failure":
             self.show(serial.loads(body, buffers))
         elif method == "exit":

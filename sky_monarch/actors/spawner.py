@@ -13,6 +13,7 @@ import traceback
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from sky_monarch.actors.remote_log import RemoteLog
 from sky_monarch.actors.runtime import listen_at
 from sky_monarch.actors.zygote_limits import MOST_BYTES
 from sky_monarch.errors import LaunchError
@@ -42,6 +43,8 @@ class Proc:
         pid: None before it is forked.
         status: None while it lives.
         ended: Set when it has ended.
+        wanted: False where its end is no failure.
+        log: Takes what it prints.
     """
 
     name: str
@@ -53,6 +56,7 @@ class Proc:
     lines: list[str] = field(default_factory=list)
     ended: threading.Event = field(default_factory=threading.Event)
     wanted: bool = True
+    log: RemoteLog = field(default_factory=RemoteLog)
 
 
 class Spawner:
@@ -133,10 +137,7 @@ class Spawner:
         elif "said" in message:
             proc = self.procs.get(message["said"])
             if proc is not None:
-                prefix = f"[{proc.name}] "
-                text = "".join(prefix + line for line in message["text"].splitlines(keepends=True))
-                sys.stderr.write(text)
-                sys.stderr.flush()
+                proc.log.hear(proc.name, message["text"])
         elif "dead" in message:
             proc = self.procs[message["dead"]]
             proc.pid = message["pid"]
@@ -154,6 +155,7 @@ class Spawner:
 
     def close(self) -> None:
         """End the zygote and with it all that it has started."""
+        logs = {proc.log for proc in self.procs.values()}
         for proc in list(self.procs.values()):
             proc.wanted = False
         self.line.shutdown(socket.SHUT_WR)
@@ -164,4 +166,6 @@ class Spawner:
             self.zygote.wait()
         if threading.current_thread() is not self.listener:
             self.listener.join(1.0)
+        for log in logs:
+            log.flush()
         self.line.close()

@@ -10,6 +10,7 @@ import typer
 from sky_monarch.cli import (
     _output,
     attach,
+    debug,
     debug_bundle,
     doctor,
     down,
@@ -46,7 +47,7 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+    show_tracebacks: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
     version: Annotated[  # noqa: ARG001  (its callback acts)
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
@@ -57,7 +58,7 @@ def _root(
     not held, 5 setup failed, 6 no such run, 7 the name is taken by a live run, 8 cancelled by `down`,
     9 the budget was spent, 130 Ctrl-C.
     """
-    if debug:
+    if show_tracebacks:
         _output.use_debug()
 
 
@@ -69,6 +70,7 @@ app.command("logs")(logs.logs)
 app.command("events")(events.events)
 app.command("scale")(scale.scale)
 app.command("down")(down.down)
+app.command("debug")(debug.debug)
 app.command("debug-bundle")(debug_bundle.debug_bundle)
 app.command("doctor")(doctor.doctor)
 app.command("validate")(validate.validate)

@@ -10,7 +10,7 @@ import typer
 
 from sky_monarch.cli import _output
 from sky_monarch.cli._complete import run_names
-from sky_monarch.cli._output import columns, number, plain, print_json, print_line, say, seconds
+from sky_monarch.cli._output import columns, money, number, plain, print_json, print_line, say, seconds
 
 if TYPE_CHECKING:
     from sky_monarch.sdk import RunStatus

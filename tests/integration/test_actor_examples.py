@@ -14,9 +14,11 @@ EXAMPLES = ROOT / "examples/actors"
 RUN_BY_A_TEST = {
     "async_rl.py",
     "data_parallel.py",
+    "fsdp.py",
     "lose_a_rank.py",
     "parameter_server.py",
     "ping_pong.py",
+    "replica_groups.py",
     "tensor_parallel.py",
 }
 
@@ -88,3 +90,26 @@ def test_tensor_parallel_ranks_compute_what_one_process_would() -> None:
     out = quiet("tensor_parallel.py")
     assert out.startswith("2 ranks with [321, 321] of 641 numbers")
     assert float(re.search(r"at most (\S+) from", out)[1]) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_fully_sharded_ranks_have_half_of_the_weights_each_and_bring_back_what_they_trained() -> None:
+    out = quiet("fsdp.py", "--steps", "60")
+    assert re.match(r"2 ranks with \[3\d\d, 3\d\d\] of 641 numbers", out), out
+    first, last, here = map(
+        float, re.search(r"loss ([\d.]+) at first, ([\d.]+) after .*; ([\d.]+) in this", out).groups()
+    )
+    assert last < first / 5
+    assert here < first / 5
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_a_replica_group_is_killed_and_all_end_with_the_same_weights() -> None:
+    out, errors = run("replica_groups.py", within_s=200)
+    assert int(re.search(r"replacement's first step was (\d+)", out)[1]) > 10
+    first, last = map(float, re.search(r"loss ([\d.]+) at first, ([\d.]+) at the end", out).groups())
+    assert last < first
+    assert "all groups have the same weights" in out
+    assert errors.count("SIGKILL") >= 1

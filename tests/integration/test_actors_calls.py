@@ -20,7 +20,6 @@ from sky_monarch.actor import (
     this_host,
     this_proc,
 )
-from sky_monarch.errors import ConfigError
 from tests.support.actors import Busy, Caller, Careful, Echo, Narcissus, Plain, Unmakeable
 from tests.support.waiting import eventually
 
@@ -203,7 +202,7 @@ def test_an_actor_that_would_wait_for_itself_is_told(procs):
 
 
 def test_call_one_is_for_one(echo):
-    with pytest.raises(ConfigError, match="call_one is for a mesh of one actor; echo has 2"):
+    with pytest.raises(ValueError, match=r"call_one is for a mesh of one actor; echo has 2, in \{gpus: 2\}"):
         echo.echo.call_one(1)
     with pytest.raises(AttributeError, match="no endpoint 'ecko'; its endpoints: all_heard, boom, echo"):
         echo.ecko  # noqa: B018

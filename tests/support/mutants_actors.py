@@ -7,7 +7,53 @@ from tests.support.mutant import replaced
 _ENDS = "test_actors_supervision.py::"
 _AGAIN = "            for record in self.records:\n                self._make_again(record, ranks, end)\n"
 
+_SPMD = "test_actors_spmd.py::"
+_CARE = "test_actors_care.py::"
+_GROUPS = "test_actors_replicas.py::test_a_killed_group_comes_back_heals_and_all_end_bit_equal[sizes0]"
+
 ACTORS = [
+    replaced(
+        "actors/strays.py",
+        "                self._refuse(actor_id)\n",
+        "                pass\n",
+        f"{_CARE}test_a_call_to_an_actor_that_a_process_does_not_have_fails_instead_of_waiting",
+        "gave no answer within",
+    ),
+    replaced(
+        "actors/spmd.py",
+        "    return key is not None and said == [(key, rank, len(said)) for rank in range(len(said))]\n",
+        "    return key is not None\n",
+        f"{_SPMD}test_a_rank_that_dies_ends_the_call_and_is_a_rank_of_the_next_generation_once_it_is_back",
+        "KeyError: 'RANK'",
+    ),
+    replaced(
+        "actors/process_group.py",
+        "            _leave(dist)\n",
+        "",
+        f"{_SPMD}test_a_process_group_is_formed_again_after_a_rank_was_replaced",
+        "twice",
+    ),
+    replaced(
+        "actors/lighthouse.py",
+        "    os._exit(0)\n",
+        "",
+        "test_actors_replicas.py::test_a_lighthouse_ends_with_its_program_and_leaves_nothing",
+        "it ends",
+    ),
+    replaced(
+        "actors/replicas.py",
+        "                self._replace(replica)\n",
+        "",
+        _GROUPS,
+        "restarts are allowed",
+    ),
+    replaced(
+        "actors/replicas.py",
+        "                self._evict(replica)\n",
+        "",
+        _GROUPS.replace("0]", "1]"),
+        "the others do not wait for the dead",
+    ),
     replaced(
         "actors/owned.py",
         "            self.ends[rank] = (time.monotonic(), failure)\n",

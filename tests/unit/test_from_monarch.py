@@ -36,7 +36,7 @@ def names(section: str) -> set[str]:
 
 
 def test_each_name_that_stays_the_same_is_there() -> None:
-    same = names("Names") - {"await", "shutdown_context", "__cleanup__", "__supervise__"}
+    same = names("Names") - {"await", "__cleanup__", "__supervise__"}
     assert len(same) > 25
     assert {name for name in same if not any(hasattr(home, name) for home in HOMES)} == set()
 

@@ -257,7 +257,7 @@ impl Link {
                         blobs,
                         answered: false.into(),
                     };
-                    let mailbox = node.mailbox(actor)?;
+                    let mailbox = node.mailbox_of_message(actor)?;
                     if let Some(request) = mailbox.offer(node, self.id, request) {
                         input.stalled = Some((mailbox, request));
                         let writing = !self.out().queue.is_empty();

@@ -190,6 +190,11 @@ impl Mailbox {
         Ok(())
     }
 
+    /// Queues a message whether there is room or not.
+    pub(super) fn put_at_once(&self, node: &Shared, request: Request) {
+        self.push(node, self.state(), Delivery::Call(request));
+    }
+
     fn push(&self, node: &Shared, mut state: MutexGuard<'_, State>, delivery: Delivery) {
         if state.closed {
             // The request is dropped outside of the lock: it answers.

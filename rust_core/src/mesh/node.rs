@@ -17,7 +17,7 @@ use super::lead::{Lead, Waiter};
 use super::link::{After, Link};
 use super::mailbox::{Mailbox, Origin, Request};
 use super::packet::{Packet, VERSION};
-use super::payload::Payload;
+use super::payload::{Blob, Payload};
 use super::poller::Poller;
 use crate::{Error, ErrorKind, Result};
 
@@ -26,6 +26,10 @@ pub(super) const LOCAL: u64 = u64::MAX;
 /// Stands for the connection of a message that is on none.
 const NOWHERE: u64 = 0;
 const LISTENER: u64 = 1;
+/// The mailbox of the process itself.
+const ITSELF: u64 = 0;
+/// What it is told, with the number of the actor: a message has come for one that nobody has made here.
+const STRAY: &str = "stray";
 /// Mailboxes of one process: an id that a peer makes up reserves one.
 const MOST_MAILBOXES: usize = 1 << 16;
 /// Connections of one process.
@@ -197,9 +201,34 @@ impl Shared {
 
     /// The mailbox of `actor`: made when the first message comes, which may be before the actor.
     pub(super) fn mailbox(&self, actor: u64) -> Result<Arc<Mailbox>> {
+        self.open(actor).map(|(mailbox, _)| mailbox)
+    }
+
+    /// The mailbox that a message is for. Where none has opened it the process itself is told, by a message of its own
+    /// behind those that have come before: the actor is on its way, or there is none.
+    pub(super) fn mailbox_of_message(&self, actor: u64) -> Result<Arc<Mailbox>> {
+        let (mailbox, made) = self.open(actor)?;
+        if made && actor != ITSELF {
+            let notice = Request {
+                node: self.me.clone(),
+                origin: Origin::Local,
+                call: 0,
+                slot: 0,
+                method: STRAY.to_owned(),
+                place: actor.to_string(),
+                blobs: vec![Blob::new(&b""[..])],
+                answered: false.into(),
+            };
+            // Not refused where that queue is full: there is one for each mailbox, and those are limited.
+            self.mailbox(ITSELF)?.put_at_once(self, notice);
+        }
+        Ok(mailbox)
+    }
+
+    fn open(&self, actor: u64) -> Result<(Arc<Mailbox>, bool)> {
         let mut mailboxes = locked(&self.mailboxes);
         if let Some(mailbox) = mailboxes.get(&actor) {
-            return Ok(Arc::clone(mailbox));
+            return Ok((Arc::clone(mailbox), false));
         }
         if mailboxes.len() >= MOST_MAILBOXES {
             let why = format!("{MOST_MAILBOXES} mailboxes are the most");
@@ -207,7 +236,7 @@ impl Shared {
         }
         let mailbox = Arc::new(Mailbox::new(self.me.clone()));
         mailboxes.insert(actor, Arc::clone(&mailbox));
-        Ok(mailbox)
+        Ok((mailbox, true))
     }
 
     pub(super) fn complete(&self, link: u64, call: u64, slot: u32, outcome: Outcome) {
@@ -259,7 +288,7 @@ impl Shared {
                 answered: false.into(),
             };
             sent_to(LOCAL);
-            return self.mailbox(actor)?.put(self, request, Instant::now() + self.options.send_limit);
+            return self.mailbox_of_message(actor)?.put(self, request, Instant::now() + self.options.send_limit);
         }
         let packed = payload.packed();
         let packet = Packet::Call {

@@ -1,0 +1,222 @@
+"""What helps whoever runs a program of actors: refusals where the mistake is, logs, stacks, breakpoints."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sky_monarch.actor import SupervisionError, shutdown, this_host, this_proc
+from sky_monarch.actors.actor_mesh import ActorMesh
+from sky_monarch.errors import ConfigError
+from tests.support.care_actors import Debugged, Strict, Stuck, Talker, Waiting
+from tests.support.waiting import PATIENCE, eventually
+
+LIMIT_S = 20
+REPO = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def procs():
+    mesh = this_host().spawn_procs({"gpus": 2}, name="workers")
+    yield mesh
+    shutdown()
+
+
+def test_wrong_arguments_are_refused_where_the_call_is(procs):
+    strict = procs.spawn("strict", Strict)
+    one = strict.slice(gpus=0)
+
+    for call in (one.plain.call, one.plain.call_one, one.plain.choose, one.plain.stream, one.plain.broadcast):
+        signature = r"plain\(n: 'int', scale: 'float' = 1.0\)"
+        with pytest.raises(TypeError, match=rf"{signature}.*: missing a required argument: 'n'"):
+            call()
+        with pytest.raises(TypeError, match="too many positional arguments"):
+            call(1, 2, 3)
+    with pytest.raises(TypeError, match="got an unexpected keyword argument 'nam'"):
+        one.keyword.call_one(name="x", nam="x")
+    with pytest.raises(TypeError, match="too many positional arguments"):
+        one.keyword.call_one("x")
+    assert one.keyword.call_one(name="x").get(LIMIT_S) == "x"
+    assert one.plain.call_one(2, scale=2.0).get(LIMIT_S) == 4.0
+    assert one.anything.call_one(1, 2, three=3).get(LIMIT_S) == 6
+
+
+def nobody_at(procs):
+    """A handle to actors that were never spawned, as another process may have kept one."""
+    return ActorMesh("gone", Strict, 12345, procs._addresses, procs._region, procs._region)
+
+
+def test_a_call_to_an_actor_that_a_process_does_not_have_fails_instead_of_waiting(procs):
+    for mesh in (nobody_at(procs), nobody_at(this_proc())):
+        started = time.monotonic()
+        with pytest.raises(
+            SupervisionError, match=r"gone\[\d\] has failed: .*there is no such actor in this process"
+        ):
+            mesh.plain.call(1).get(LIMIT_S)
+        assert time.monotonic() - started < 5 * PATIENCE
+        with pytest.raises(SupervisionError):
+            mesh.plain.call(1).get(LIMIT_S)
+
+
+def test_each_line_says_which_rank_of_which_mesh_has_printed_it(procs, capfd):
+    talker = procs.spawn("talker", Talker)
+    talker.say.call("hello from {rank}").get(LIMIT_S)
+    talker.slice(gpus=1).complain.call_one("on stderr").get(LIMIT_S)
+
+    seen = ""
+
+    def lines():
+        nonlocal seen
+        seen += capfd.readouterr().err
+        return {"[workers[0]] hello from 0", "[workers[1]] hello from 1", "[workers[1]] on stderr"} <= set(
+            seen.splitlines()
+        )
+
+    eventually(lines, what="all lines are here")
+
+
+def test_similar_lines_are_shown_once_in_a_window_with_their_number(capfd):
+    with this_host().spawn_procs({"gpus": 2}, name="chatty") as procs:
+        procs.logging_option(aggregate_window_sec=0.5).get()
+        talker = procs.spawn("talker", Talker)
+        talker.say.call("step {number} of rank {rank}", 4).get(LIMIT_S)
+        talker.slice(gpus=0).say.call_one("another").get(LIMIT_S)
+        seen = ""
+
+        def counted():
+            nonlocal seen
+            seen += capfd.readouterr().err
+            return re.search(r"^\[chatty\[\d\]\] another$", seen, re.MULTILINE)
+
+        eventually(counted, what="the window ends")
+        similar = re.findall(
+            r"^\[chatty\[\d\]\] \[(\d+) similar lines\] step \d of rank \d$", seen, re.MULTILINE
+        )
+        assert sum(map(int, similar)) == 8, seen
+        procs.logging_option(stream_to_client=False, aggregate_window_sec=None)
+        talker.say.call("nobody hears this").get(LIMIT_S)
+        with pytest.raises(ConfigError, match="aggregate_window_sec"):
+            procs.logging_option(aggregate_window_sec=0)
+    assert "nobody hears" not in capfd.readouterr().err
+
+
+def test_a_wait_that_is_over_says_what_the_actors_are_doing(procs):
+    stuck = procs.spawn("stuck", Stuck)
+    call = stuck.sleep_in_here.call(1.6, rank=1)
+    with pytest.raises(TimeoutError) as raised:
+        call.get(1.0)
+    words = str(raised.value)
+    assert re.search(
+        r"within 1.0 s; stuck\[1\] \(pid \d+ on \S+\) is at .*care_actors\.py:\d+ in sleep_in_here", words
+    )
+    assert "stuck[0]" not in words, "it has answered"
+    assert "time.sleep(s)" in words
+
+    waiting = procs.slice(gpus=0).spawn("waiting", Waiting)
+    late = waiting.wait_in_here.call_one(30)
+    with pytest.raises(
+        TimeoutError, match=r"care_actors\.py:\d+ in _deeper: await asyncio\.sleep\(s\) \(called at "
+    ):
+        late.get(1.0)
+    late.cancel()
+    call.get(LIMIT_S)
+
+
+@pytest.mark.slow
+def test_the_stacks_of_a_process_are_told_even_where_it_holds_pythons_lock(procs):
+    stuck = procs.spawn("stuck", Stuck)
+    sleeps = stuck.slice(gpus=0).sleep_in_here.call_one(1.5)
+    told = eventually(
+        lambda: (text := procs.stacks(0)) and "in sleep_in_here" in text and text, what="it is there"
+    )
+    assert "thread actor-stuck:" in told
+    sleeps.get(LIMIT_S)
+
+    held = stuck.slice(gpus=1).hold_the_lock.call_one(3)
+    time.sleep(0.2)
+    text = stuck.stacks(1, timeout=2.0)
+    assert "(by signal)" in text
+    assert "in hold_the_lock" in text
+    held.get(LIMIT_S)
+    pid = procs.pids()[1]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(SupervisionError, match="says nothing within"):
+            procs.stacks(1, timeout=0.4)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def attach(path: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "sky_monarch", "debug", path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(REPO)])),
+        },
+    )
+
+
+def test_a_breakpoint_is_passed_over_unless_enabled_and_waits_no_longer_than_it_may(procs, capfd):
+    debugged = procs.slice(gpus=0).spawn("debugged", Debugged)
+    assert debugged.stop_here.call_one(7).get(LIMIT_S) == 7
+    procs.debug_option(wait_s=0.2)
+    assert debugged.stop_here.call_one(8).get(LIMIT_S) == 8
+    procs.debug_option(wait_s=None)
+    assert debugged.stop_here.call_one(9).get(LIMIT_S) == 9
+    seen = ""
+
+    def told():
+        nonlocal seen
+        seen += capfd.readouterr().err
+        return seen.count("was passed over") == 2 and "nobody came within 0.2 s; it goes on" in seen
+
+    eventually(told, what=seen)
+    with pytest.raises(ConfigError, match="wait_s is -1"):
+        procs.debug_option(wait_s=-1)
+
+
+def test_a_breakpoint_of_an_actor_is_reached_from_another_terminal(procs, capfd):
+    procs.logging_option(stream_to_client=False, aggregate_window_sec=None)
+    procs.debug_option(wait_s=60)
+    debugged = procs.slice(gpus=1).spawn("debugged", Debugged)
+    call = debugged.stop_here.call_one(7)
+    try:
+        line = (
+            r"\[workers\[1\]\] breakpoint at \S+care_actors\.py:\d+ in workers\[1\] .*sky-monarch debug (\S+)"
+        )
+        pattern = re.compile(line)
+        path = eventually(lambda: pattern.search(capfd.readouterr().err), what="how to attach is shown")[1]
+        assert Path(path).stat().st_mode & 0o777 == 0o600
+        terminal = attach(path)
+        out, _ = terminal.communicate("p secret * 6\nfound = 41\ncontinue\n", timeout=LIMIT_S * PATIENCE)
+        assert terminal.returncode == 0
+        assert "(Pdb) 42" in out
+        assert call.get(LIMIT_S) == 41, "the code goes on with what was changed"
+        assert not Path(path).exists()
+    finally:
+        procs.debug_option(wait_s=None)
+        procs.logging_option(aggregate_window_sec=None)
+
+
+@pytest.mark.slow
+def test_whoever_leaves_the_debugger_lets_the_code_go_on(procs, capfd):
+    procs.debug_option(wait_s=60)
+    call = procs.slice(gpus=0).spawn("debugged", Debugged).stop_here.call_one(5)
+    try:
+        path = eventually(lambda: re.search(r"sky-monarch debug (\S+)", capfd.readouterr().err))[1]
+        terminal = attach(path)
+        terminal.communicate("p secret\n", timeout=LIMIT_S * PATIENCE)
+        assert call.get(LIMIT_S) == 5
+    finally:
+        procs.debug_option(wait_s=None)

@@ -1,0 +1,98 @@
+"""Replica groups that are actors: one is lost, the others train on, it comes back and all are equal."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sky_monarch.actor import Lighthouse, ReplicaGroups, shutdown, this_host
+from sky_monarch.errors import ConfigError, RestartsExhaustedError
+from tests.support.actors import Plain
+from tests.support.processes import is_alive
+from tests.support.session_actors import Trainer
+from tests.support.waiting import PATIENCE, eventually
+
+REPO = Path(__file__).parents[2]
+#: Nobody is dropped for its silence meanwhile: what is not told of a death shows as a stall.
+SILENCE_S = 120
+
+
+@pytest.fixture(autouse=True)
+def failures(monkeypatch):
+    seen = []
+    monkeypatch.setattr("sky_monarch.actor.unhandled_fault_hook", seen.append)
+    yield seen
+    shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("sizes", [{"replicas": 3}, {"replicas": 2, "gpus": 2}])
+def test_a_killed_group_comes_back_heals_and_all_end_bit_equal(sizes, failures, tmp_path):
+    trainers = this_host().spawn_procs(sizes).spawn("trainers", Trainer)
+    count, last = sizes["replicas"], 120
+    with Lighthouse(min_replicas=count - 1, expect=count, heartbeat_timeout_s=SILENCE_S) as lighthouse:
+        groups = ReplicaGroups(trainers, lighthouse)
+        ended = groups.run(trainers.train, last, str(tmp_path), die=(1, 8))
+
+    assert len(ended) == len(trainers)
+    assert groups.generations == tuple(2 if replica == 1 else 1 for replica in range(count))
+    by_rank: dict[int, set[str]] = {}
+    for point, one in ended.items():
+        assert one["step"] == last
+        assert one["replica"] == point["replicas"]
+        assert one["generation"] == (2 if point["replicas"] == 1 else 1)
+        by_rank.setdefault(point.get("gpus", 0), set()).add(one["digest"])
+        if point["replicas"] != 1:
+            assert one["gap_s"] < 30 * PATIENCE, "the others do not wait for the dead"
+            assert {count - 1, count} <= set(one["sizes"]), "they train on without it, and with it again"
+        else:
+            assert one["first"] > 8, "it goes on where the others are"
+    assert all(len(digests) == 1 for digests in by_rank.values())
+    assert failures, "the death is told"
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.timeout(300)
+def test_a_group_whose_endpoint_raises_is_replaced_so_often_and_no_more(tmp_path, capfd):
+    trainers = this_host().spawn_procs({"replicas": 2}).spawn("trainers", Trainer)
+    with Lighthouse(expect=2, heartbeat_timeout_s=SILENCE_S) as lighthouse:
+        groups = ReplicaGroups(trainers, lighthouse, restarts=0)
+        words = "group 1 has failed 1 times; 0 restarts are allowed"
+        with pytest.raises(RestartsExhaustedError, match=words) as raised:
+            groups.run(trainers.train, 20, str(tmp_path), die=(1, 3), raises=True)
+    assert "ValueError: this batch cannot be" in str(raised.value.__cause__)
+
+
+def test_a_lighthouse_ends_with_its_program_and_leaves_nothing(tmp_path):
+    program = (
+        "import os, signal\n"
+        "from sky_monarch.actor import Lighthouse\n"
+        "made = Lighthouse()\n"
+        "print(made._process.pid, made._folder, made.address(1, 2), flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(REPO)])),
+    }
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=env, check=False
+    )
+    pid, folder, address = ran.stdout.split()
+    assert address.startswith("http://r1.g2.")
+    assert eventually(lambda: not is_alive(int(pid)), what="it ends")
+    assert eventually(lambda: not Path(folder).exists(), what="its folder is gone")
+    with pytest.raises(ConfigError, match="min_replicas is 3, expect 2"):
+        Lighthouse(min_replicas=3, expect=2)
+    plain = this_host().spawn_procs({"gpus": 1}).spawn("plain", Plain)
+    with pytest.raises(ConfigError, match="the mesh has no dimension 'replicas'"):
+        ReplicaGroups(plain, "http://127.0.0.1:1")
+    with pytest.raises(TypeError, match=r"echo\(value.*missing a required argument"):
+        ReplicaGroups(plain, "http://127.0.0.1:1", dim="gpus").run(plain.echo)

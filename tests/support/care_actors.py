@@ -1,0 +1,71 @@
+"""Actors that get stuck, print much, and reach breakpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import sys
+import time
+
+from sky_monarch.actor import Actor, current_rank, endpoint
+
+
+class Stuck(Actor):
+    """Stays where it is told to."""
+
+    @endpoint
+    def sleep_in_here(self, s: float, rank: int | None = None) -> int:
+        if rank is None or current_rank().rank == rank:
+            time.sleep(s)
+        return current_rank().rank
+
+    @endpoint
+    def hold_the_lock(self, s: int) -> None:
+        """Sleep in C, without letting other threads of Python run."""
+        ctypes.PyDLL(None).sleep(s)
+
+
+class Waiting(Actor):
+    """Has coroutines."""
+
+    @endpoint
+    async def wait_in_here(self, s: float) -> None:
+        await self._deeper(s)
+
+    async def _deeper(self, s: float) -> None:
+        await asyncio.sleep(s)
+
+
+class Talker(Actor):
+    @endpoint
+    def say(self, words: str, times: int = 1) -> None:
+        for number in range(times):
+            print(words.format(rank=current_rank().rank, number=number))
+
+    @endpoint
+    def complain(self, words: str) -> None:
+        sys.stderr.write(words + "\n")
+
+
+class Debugged(Actor):
+    @endpoint
+    def stop_here(self, secret: int) -> int:
+        found = secret
+        breakpoint()
+        return found
+
+
+class Strict(Actor):
+    """Endpoints with all kinds of arguments."""
+
+    @endpoint
+    def plain(self, n: int, scale: float = 1.0) -> float:
+        return n * scale
+
+    @endpoint
+    async def keyword(self, *, name: str) -> str:
+        return name
+
+    @endpoint
+    def anything(self, *args: int, **kwargs: int) -> int:
+        return sum(args) + sum(kwargs.values())
