@@ -30,13 +30,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sky_monarch.actors.actor import Actor, concurrent_endpoint, endpoint
     from sky_monarch.actors.actor_mesh import ActorMesh
+    from sky_monarch.actors.attach import HostListener, attach_to_hosts
     from sky_monarch.actors.channel import Accumulator, Channel, Port, PortReceiver
     from sky_monarch.actors.context import Context, context, current_rank, current_size
     from sky_monarch.actors.endpoint import Endpoint
     from sky_monarch.actors.failure import MeshFailure
     from sky_monarch.actors.future import Future
     from sky_monarch.actors.host_mesh import HostMesh, shutdown, this_host, this_proc
+    from sky_monarch.actors.keys import ActorKeys
+    from sky_monarch.actors.local_hosts import local_hosts
     from sky_monarch.actors.proc_mesh import ProcMesh
+    from sky_monarch.actors.reference import Ref
     from sky_monarch.actors.restarts import RestartPolicy
     from sky_monarch.actors.shape import Extent, Point, Region
     from sky_monarch.actors.value_mesh import ValueMesh
@@ -46,6 +50,7 @@ _HOMES = {
     "Accumulator": "sky_monarch.actors.channel",
     "Actor": "sky_monarch.actors.actor",
     "ActorError": "sky_monarch.errors",
+    "ActorKeys": "sky_monarch.actors.keys",
     "ActorMesh": "sky_monarch.actors.actor_mesh",
     "Channel": "sky_monarch.actors.channel",
     "Context": "sky_monarch.actors.context",
@@ -53,21 +58,25 @@ _HOMES = {
     "Endpoint": "sky_monarch.actors.endpoint",
     "Extent": "sky_monarch.actors.shape",
     "Future": "sky_monarch.actors.future",
+    "HostListener": "sky_monarch.actors.attach",
     "HostMesh": "sky_monarch.actors.host_mesh",
     "MeshFailure": "sky_monarch.actors.failure",
     "Point": "sky_monarch.actors.shape",
     "Port": "sky_monarch.actors.channel",
     "PortReceiver": "sky_monarch.actors.channel",
     "ProcMesh": "sky_monarch.actors.proc_mesh",
+    "Ref": "sky_monarch.actors.reference",
     "Region": "sky_monarch.actors.shape",
     "RestartPolicy": "sky_monarch.actors.restarts",
     "SupervisionError": "sky_monarch.errors",
     "ValueMesh": "sky_monarch.actors.value_mesh",
+    "attach_to_hosts": "sky_monarch.actors.attach",
     "concurrent_endpoint": "sky_monarch.actors.actor",
     "context": "sky_monarch.actors.context",
     "current_rank": "sky_monarch.actors.context",
     "current_size": "sky_monarch.actors.context",
     "endpoint": "sky_monarch.actors.actor",
+    "local_hosts": "sky_monarch.actors.local_hosts",
     "shutdown": "sky_monarch.actors.host_mesh",
     "this_host": "sky_monarch.actors.host_mesh",
     "this_proc": "sky_monarch.actors.host_mesh",
@@ -77,6 +86,7 @@ __all__ = [
     "Accumulator",
     "Actor",
     "ActorError",
+    "ActorKeys",
     "ActorMesh",
     "Channel",
     "Context",
@@ -84,21 +94,25 @@ __all__ = [
     "Endpoint",
     "Extent",
     "Future",
+    "HostListener",
     "HostMesh",
     "MeshFailure",
     "Point",
     "Port",
     "PortReceiver",
     "ProcMesh",
+    "Ref",
     "Region",
     "RestartPolicy",
     "SupervisionError",
     "ValueMesh",
+    "attach_to_hosts",
     "concurrent_endpoint",
     "context",
     "current_rank",
     "current_size",
     "endpoint",
+    "local_hosts",
     "shutdown",
     "this_host",
     "this_proc",

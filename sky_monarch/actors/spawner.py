@@ -30,6 +30,11 @@ _END_S = 5.0
 _UNKNOWN = -1
 
 
+def _show(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()
+
+
 @dataclass(slots=True, eq=False)
 class Proc:
     """One process of a mesh, or one that takes its place.
@@ -41,6 +46,10 @@ class Proc:
         token: Names it to the zygote.
         pid: None before it is forked.
         status: None while it lives.
+        host: Name of its host, where that is another one.
+        on_lost: Called once, with all that it was started with, where their host is lost.
+        on_born: Called when it is forked.
+        show: Shows what it has printed.
         ended: Set when it has ended.
     """
 
@@ -53,6 +62,10 @@ class Proc:
     lines: list[str] = field(default_factory=list)
     ended: threading.Event = field(default_factory=threading.Event)
     wanted: bool = True
+    host: str = ""
+    on_lost: Callable[[list[Proc], str], None] | None = None
+    on_born: Callable[[Proc], None] | None = None
+    show: Callable[[str], None] = _show
 
 
 class Spawner:
@@ -129,14 +142,15 @@ class Spawner:
     def _hear(self, message: dict[str, Any]) -> None:
         if "born" in message:
             for token, pid in message["born"].items():
-                self.procs[int(token)].pid = pid
+                proc = self.procs[int(token)]
+                proc.pid = pid
+                if proc.on_born is not None:
+                    proc.on_born(proc)
         elif "said" in message:
-            proc = self.procs.get(message["said"])
-            if proc is not None:
-                prefix = f"[{proc.name}] "
-                text = "".join(prefix + line for line in message["text"].splitlines(keepends=True))
-                sys.stderr.write(text)
-                sys.stderr.flush()
+            said = self.procs.get(message["said"])
+            if said is not None:
+                prefix = f"[{said.name}] "
+                said.show("".join(prefix + line for line in message["text"].splitlines(keepends=True)))
         elif "dead" in message:
             proc = self.procs[message["dead"]]
             proc.pid = message["pid"]
