@@ -51,6 +51,8 @@ class _Door:
         self.addresses: dict[str, str | None] = {}
         self.closed = False
         runtime.attached.hears = True
+        # Where this program is killed, who removes the folder of its sockets is what it spawns with.
+        _ = runtime.spawner
         runtime.at_close.append(self.close)
         threading.Thread(target=self._hear, name="sky-monarch-hosts", daemon=True).start()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import shutil
 import socket
 import sys
@@ -48,12 +49,22 @@ class _Server:
             self.close()
             raise
         self.client: str | None = None
+        self.events: queue.SimpleQueue[tuple[str, str, str, str]] = queue.SimpleQueue()
+        self.closed = False
         self.owned: dict[str, dict[int, Proc]] = {}
         self.lock = threading.Lock()
         self.runtime.handlers |= {"start": self.start, "kill": self.kill, "routes": self.routes}
         threading.Thread(
             target=self.runtime.serve_control, name="sky-monarch-control", daemon=True
         ).start()
+        # Not in the main thread, where signals have to be heard.
+        threading.Thread(target=self._hear, name="sky-monarch-hosts", daemon=True).start()
+
+    def _hear(self) -> None:
+        while not self.closed:
+            event = self.gateway.event(_EVENT_S)
+            if event is not None:
+                self.events.put(event)
 
     # --- what programs ask for -----------------------------------------------------------------------
 
@@ -127,12 +138,12 @@ class _Server:
         while True:
             waiting = end is not None and self.client is None
             limit = max(0.0, end - time.monotonic()) if waiting and end is not None else _EVENT_S
-            event = self.gateway.event(limit)
-            if event is None:
+            try:
+                kind, folder, words, certificate = self.events.get(timeout=limit)
+            except queue.Empty:
                 if waiting:
-                    raise SkyMonarchError(f"no program has come within {first_within_s:g} s")
+                    raise SkyMonarchError(f"no program has come within {first_within_s:g} s") from None
                 continue
-            kind, folder, words, certificate = event
             if kind == "joined" and certificate == CLIENT:
                 if self.client is None:
                     self.client = folder
@@ -148,6 +159,7 @@ class _Server:
 
     def close(self) -> None:
         """End every process that was started here, and leave nothing."""
+        self.closed = True
         if hasattr(self, "gateway"):
             self.gateway.close()
         self.runtime.close()

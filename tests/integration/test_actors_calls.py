@@ -21,7 +21,7 @@ from sky_monarch.actor import (
     this_proc,
 )
 from sky_monarch.errors import ConfigError
-from tests.support.actors import Busy, Caller, Careful, Echo, Narcissus, Plain, Unmakeable
+from tests.support.actors import Busy, Caller, Careful, Echo, Maker, Narcissus, Plain, Unmakeable
 from tests.support.waiting import eventually
 
 LIMIT_S = 20

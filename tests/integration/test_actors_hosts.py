@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -88,12 +89,9 @@ def test_a_dead_rank_of_another_host_is_told_and_comes_back_in_its_place(failure
     procs = local_hosts(2).spawn_procs({"gpus": 1}, name="trainers")
     mesh = procs.spawn("trainer", Echo)
     pids = list(mesh.pid.call().get(LIMIT_S).values())
-    pending = mesh.echo_later.call("late", after_s=60)
-
-    mesh.slice(hosts=1).say_and_die.broadcast("no more memory")
 
     with pytest.raises(SupervisionError, match=r"trainer\[1\] is dead: trainers\[1\].* on local-1, pid \d+: exited"):
-        pending.get(LIMIT_S)
+        mesh.slice(hosts=1).say_and_die.call_one("no more memory").get(LIMIT_S)
     eventually(lambda: failures)
     (failure,) = failures
     assert (failure.host, failure.rank, failure.pid) == ("local-1", 1, pids[1])
@@ -145,6 +143,13 @@ def test_an_actor_owns_what_it_has_spawned_on_another_host(failures):
     eventually(lambda: not any(map(is_alive, again)), within_s=5, what="what a dead owner had there is gone")
 
 
+@pytest.fixture
+def folder():
+    """Where the program puts its sockets. Short: a socket's path has 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="smt-") as name:
+        yield Path(name)
+
+
 PROGRAM = """
 import sys, time
 from sky_monarch.actor import local_hosts
@@ -159,9 +164,9 @@ if sys.argv[1] != "end":
 
 
 @pytest.mark.parametrize("how", ["kill", *(pytest.param(how, marks=pytest.mark.slow) for how in ("interrupt", "end"))])
-def test_nothing_on_other_hosts_outlives_the_program(how, tmp_path):
+def test_nothing_on_other_hosts_outlives_the_program(how, folder):
     mark = f"{os.getpid()}-hosts-{how}"
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "ACTORS_TEST_MARK": mark, "TMPDIR": "/tmp"}
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "ACTORS_TEST_MARK": mark, "TMPDIR": str(folder)}
     program = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, how], env=env, cwd=ROOT, stdout=subprocess.PIPE, text=True,
         start_new_session=True,
@@ -170,10 +175,13 @@ def test_nothing_on_other_hosts_outlives_the_program(how, tmp_path):
         assert program.stdout is not None
         lines = [program.stdout.readline().strip() for _ in range(3)]
         assert lines[2] == "ready", lines
+        there = len(list(folder.glob("sky-monarch-*/gateway")))
+        assert there == 3 or how == "end", "a gateway a host"
         if how != "end":
             os.kill(program.pid, {"kill": signal.SIGKILL, "interrupt": signal.SIGINT}[how])
         program.wait(LIMIT_S)
         eventually(lambda: not with_variable("ACTORS_TEST_MARK", mark), within_s=5, what="all are gone")
+        eventually(lambda: not list(folder.iterdir()), within_s=5, what="the folders of sockets are gone")
         assert not any(is_alive(int(pid)) for pid in lines[0].split() + lines[1].split())
     finally:
         if program.poll() is None:
