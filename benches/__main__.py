@@ -11,6 +11,7 @@ import itertools
 import sys
 
 BENCHES = (
+    "actor_hosts",
     "actors",
     "chaos",
     "checkpoint",

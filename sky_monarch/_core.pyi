@@ -18,6 +18,7 @@ from typing import Any, Final, Literal, final
 __all__ = [
     "PROTOCOL_VERSION",
     "ActorBuffer",
+    "ActorGateway",
     "ActorMailbox",
     "ActorNode",
     "ActorNotifier",
@@ -58,6 +59,69 @@ class ActorBuffer:
     """Received memory: a private copy-on-write mapping of what the sender has sealed. A writable buffer."""
 
     def __len__(self) -> int: ...
+
+@final
+class ActorGateway:
+    """How the processes of this host reach those of others: one TLS connection to each, shared by all."""
+
+    def __new__(
+        cls,
+        folder: str,
+        token: str,
+        host: str,
+        version: str,
+        identity: Mapping[str, str],
+        *,
+        hub: bool,
+        listen: str | None = None,
+    ) -> ActorGateway:
+        """Serve the processes whose sockets are in ``folder``.
+
+        Args:
+            folder: Names this host among those of the mesh.
+            token: Secret of its processes.
+            host: What people call it.
+            version: Of this installation: peers of another one are refused.
+            identity: This host's certificate.
+            hub: Whether this is the program's own host, to which the others are attached.
+            listen: ``tls:<host>:<port>``, where other hosts may dial.
+
+        Raises:
+            ConfigError: The address or the certificate cannot be used.
+            SystemCallError: Somebody listens there already, or the operating system said no.
+        """
+
+    @property
+    def address(self) -> str | None:
+        """Where it listens for hosts."""
+
+    def dial(self, address: str, name: str, timeout_s: float) -> tuple[str, str]:
+        """Connect to a host, whose certificate must hold ``name``; returns its folder and what people call it.
+
+        Raises:
+            PeerRefusedError: One of the two does not want the other; the message says why.
+            ChannelClosedError: Nobody listens.
+            ChannelTimeoutError: Nobody answers.
+            SystemCallError: The operating system said no.
+        """
+
+    def route(self, folder: str, address: str | None, via: str) -> None:
+        """A host may be reached at ``address``, else through the host ``via``."""
+
+    def event(self, timeout_s: float) -> tuple[Literal["joined", "lost"], str, str, str] | None:
+        """The next ``("joined", folder, host, name in its certificate)`` or ``("lost", folder, reason, "")``."""
+
+    def hang_up(self, name: str) -> None:
+        """The process with this socket has ended: what it owes to other hosts has failed."""
+
+    def drop_host(self, folder: str, reason: str) -> None:
+        """Hang up on a host, which then counts as lost."""
+
+    def sessions(self) -> int:
+        """Connections between one process and one other host that are open."""
+
+    def close(self) -> None:
+        """End every connection. Does nothing the second time."""
 
 @final
 class ActorTargets:

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sky_monarch.actors.actor import Actor, concurrent_endpoint, endpoint
     from sky_monarch.actors.actor_mesh import ActorMesh
+    from sky_monarch.actors.attach import HostListener, attach_to_hosts
     from sky_monarch.actors.channel import Accumulator, Channel, Port, PortReceiver
     from sky_monarch.actors.communicator import Communicating, Communicator, DeviceBuffer
     from sky_monarch.actors.context import Context, context, current_rank, current_size
@@ -37,9 +38,12 @@ if TYPE_CHECKING:
     from sky_monarch.actors.failure import MeshFailure
     from sky_monarch.actors.future import Future
     from sky_monarch.actors.host_mesh import HostMesh, shutdown, shutdown_context, this_host, this_proc
+    from sky_monarch.actors.keys import ActorKeys
     from sky_monarch.actors.lighthouse import Lighthouse
+    from sky_monarch.actors.local_hosts import local_hosts
     from sky_monarch.actors.proc_mesh import ProcMesh
     from sky_monarch.actors.process_group import device_mesh, init_process_group
+    from sky_monarch.actors.reference import Ref
     from sky_monarch.actors.replicas import ReplicaGroups
     from sky_monarch.actors.restarts import RestartPolicy
     from sky_monarch.actors.shape import Extent, Point, Region
@@ -52,6 +56,7 @@ _HOMES = {
     "Accumulator": "sky_monarch.actors.channel",
     "Actor": "sky_monarch.actors.actor",
     "ActorError": "sky_monarch.errors",
+    "ActorKeys": "sky_monarch.actors.keys",
     "ActorMesh": "sky_monarch.actors.actor_mesh",
     "Channel": "sky_monarch.actors.channel",
     "Communicating": "sky_monarch.actors.communicator",
@@ -62,6 +67,7 @@ _HOMES = {
     "Endpoint": "sky_monarch.actors.endpoint",
     "Extent": "sky_monarch.actors.shape",
     "Future": "sky_monarch.actors.future",
+    "HostListener": "sky_monarch.actors.attach",
     "HostMesh": "sky_monarch.actors.host_mesh",
     "Lighthouse": "sky_monarch.actors.lighthouse",
     "MeshFailure": "sky_monarch.actors.failure",
@@ -69,12 +75,14 @@ _HOMES = {
     "Port": "sky_monarch.actors.channel",
     "PortReceiver": "sky_monarch.actors.channel",
     "ProcMesh": "sky_monarch.actors.proc_mesh",
+    "Ref": "sky_monarch.actors.reference",
     "Region": "sky_monarch.actors.shape",
     "ReplicaGroups": "sky_monarch.actors.replicas",
     "RestartPolicy": "sky_monarch.actors.restarts",
     "ShardedTensor": "sky_monarch.actors.sharded",
     "SupervisionError": "sky_monarch.errors",
     "ValueMesh": "sky_monarch.actors.value_mesh",
+    "attach_to_hosts": "sky_monarch.actors.attach",
     "concurrent_endpoint": "sky_monarch.actors.actor",
     "context": "sky_monarch.actors.context",
     "current_rank": "sky_monarch.actors.context",
@@ -83,6 +91,7 @@ _HOMES = {
     "endpoint": "sky_monarch.actors.actor",
     "init_process_group": "sky_monarch.actors.process_group",
     "setup_torch_elastic_env": "sky_monarch.actors.spmd",
+    "local_hosts": "sky_monarch.actors.local_hosts",
     "shutdown": "sky_monarch.actors.host_mesh",
     "shutdown_context": "sky_monarch.actors.host_mesh",
     "this_host": "sky_monarch.actors.host_mesh",
@@ -93,6 +102,7 @@ __all__ = [
     "Accumulator",
     "Actor",
     "ActorError",
+    "ActorKeys",
     "ActorMesh",
     "Channel",
     "Communicating",
@@ -103,6 +113,7 @@ __all__ = [
     "Endpoint",
     "Extent",
     "Future",
+    "HostListener",
     "HostMesh",
     "Lighthouse",
     "MeshFailure",
@@ -110,12 +121,14 @@ __all__ = [
     "Port",
     "PortReceiver",
     "ProcMesh",
+    "Ref",
     "Region",
     "ReplicaGroups",
     "RestartPolicy",
     "ShardedTensor",
     "SupervisionError",
     "ValueMesh",
+    "attach_to_hosts",
     "concurrent_endpoint",
     "context",
     "current_rank",
@@ -123,6 +136,7 @@ __all__ = [
     "device_mesh",
     "endpoint",
     "init_process_group",
+    "local_hosts",
     "setup_torch_elastic_env",
     "shutdown",
     "shutdown_context",

@@ -13,6 +13,8 @@
 //! ends run as the same user. Queues are bounded: a full mailbox stops the reading of those connections alone whose
 //! calls it has no room for.
 
+mod far;
+mod gateway;
 mod gather;
 mod lead;
 mod link;
@@ -23,6 +25,7 @@ mod packet;
 mod payload;
 mod poller;
 
+pub use gateway::{Event, Gateway, GatewayOptions};
 pub use gather::{Answer, Gather, Outcome, VALUE};
 pub use mailbox::{Delivery, Mailbox, Request, THROWN_AWAY};
 pub use node::{Node, NodeOptions, Target};

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from sky_monarch.actors.actor_mesh import ActorMesh
+    from sky_monarch.actors.reference import Ref
     from sky_monarch.actors.value_mesh import ValueMesh
 
 __all__ = ["Endpoint"]
@@ -131,6 +132,12 @@ class Endpoint(Generic[P, R]):
         mesh = self._target
         replies = mesh._call(mesh._targets(), self.__name__, self._packed(args, kwargs), each=True)
         return each_of(replies, mesh, self.__name__)
+
+    def rref(self, *args: P.args, **kwargs: P.kwargs) -> Ref[R]:
+        """Call it on every actor; the results stay with them, and may be passed to others by reference."""
+        from sky_monarch.actors.reference import reference
+
+        return reference(self._target, self.__name__, serial.dump_call(args, kwargs))
 
     def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Send it to every actor; wait for no answer. Where it raises there, the actor fails, and its owner hears."""

@@ -33,6 +33,7 @@ class MeshFailure:
         pid: Of the process.
         reason: How it ended: a signal, an exit code, an exception.
         last_lines: What it printed last.
+        ranks: All that ended with it, where a host was lost; empty where it is one.
     """
 
     mesh_name: str
@@ -42,6 +43,7 @@ class MeshFailure:
     pid: int
     reason: str
     last_lines: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
 
     @property
     def mesh(self) -> str:
@@ -50,11 +52,14 @@ class MeshFailure:
 
     @property
     def crashed_ranks(self) -> tuple[int, ...]:
-        """The rank, as a tuple."""
-        return (self.rank,)
+        """The ranks that have ended."""
+        return self.ranks or (self.rank,)
 
     def __str__(self) -> str:
         actors = f" (actors: {', '.join(self.actors)})" if self.actors else ""
+        if self.ranks:
+            ranks = ", ".join(map(str, self.ranks))
+            return f"{self.mesh_name}[{ranks}]{actors} on {self.host}: {self.reason}"
         return f"{self.mesh_name}[{self.rank}]{actors} on {self.host}, pid {self.pid}: {self.reason}"
 
     def report(self) -> str:

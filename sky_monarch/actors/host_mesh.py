@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sky_monarch.actors import runtime as _runtime
 from sky_monarch.actors.extent import Extent
@@ -25,10 +25,28 @@ _numbers = itertools.count(1)
 
 
 class HostMesh(Shaped):
-    """Hosts. For now this one: ``this_host()``."""
+    """Hosts: this one, ``this_host()``, or others, ``attach_to_hosts([...])``. It may be sent to actors.
 
-    def __init__(self, region: Region) -> None:
+    Args:
+        region: Which of them.
+        hosts: Folder and name of each; None for the host of the process that asks.
+    """
+
+    def __init__(self, region: Region, hosts: tuple[tuple[str, str], ...] | None = None) -> None:
         self.__region = region
+        self.__hosts = hosts
+
+    @property
+    def names(self) -> list[str]:
+        """What people call the hosts, by rank."""
+        found = self._known()
+        return [found[rank][1] for rank in self.__region]
+
+    def _known(self) -> tuple[tuple[str, str], ...]:
+        if self.__hosts is None:
+            here = _runtime.runtime()
+            return ((here.folder, here.host),)
+        return self.__hosts
 
     def spawn_procs(
         self,
@@ -61,9 +79,13 @@ class HostMesh(Shaped):
         from sky_monarch.actors.owned import Owned
 
         found = _runtime.runtime()
-        # Another process of this mesh has the same folder, and numbers of its own.
-        at = f"{found.address}-{next(_numbers)}"
-        addresses = tuple(f"{at}.{rank}" for rank in range(count))
+        number = next(_numbers)
+        each = count // max(1, len(self))
+        known = self._known()
+        addresses = tuple(
+            f"{found.address_on(*known[self.__region[rank // each]])}-{number}.{rank}"
+            for rank in range(count)
+        )
         _owned[addresses] = Owned(found, name, addresses, who_spawns(), restart)
         return ProcMesh(name, addresses, Region(extent))
 
@@ -72,7 +94,10 @@ class HostMesh(Shaped):
         return self.__region
 
     def _with_region(self, region: Region) -> HostMesh:
-        return HostMesh(region)
+        return HostMesh(region, self.__hosts)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return HostMesh, (self.__region, self._known())
 
     def __repr__(self) -> str:
         return f"<HostMesh {dict(self.sizes)}>"

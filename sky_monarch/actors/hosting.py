@@ -164,6 +164,9 @@ class Hosted:
 
     def handle_other(self, request: ActorRequest, method: str, body: Any, buffers: list[Any]) -> bool:
         """Messages that are no endpoint's, and those of a failed actor."""
+        from sky_monarch.actors.reference import KEPT
+        from sky_monarch.actors.reference import serve as serve_kept
+
         if method == STOP:
             self.clean_up(None)
             self.mailbox.close()
@@ -171,6 +174,8 @@ class Hosted:
             return False
         if method == SUPERVISE:
             self.supervise(serial.loads(body, buffers))
+        elif KEPT in method and self.failed is None:
+            serve_kept(self, request, method, body, buffers)
         elif self.failed is not None:
             request.reply(FAILED, *self.failed)
         else:

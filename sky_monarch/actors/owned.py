@@ -65,10 +65,13 @@ class Owned:
         self.stopped = False
         self.log = RemoteLog()
         self.procs = [self._proc(rank, address) for rank, address in enumerate(addresses)]
-        runtime.spawner.start(self.procs)
+        runtime.attached.start(self.procs)
 
     def _proc(self, rank: int, address: str) -> Proc:
-        return Proc(f"{self.name}[{rank}]", address, lambda proc: self._ended(rank, proc), log=self.log)
+        name = f"{self.name}[{rank}]"
+        proc = Proc(name, address, lambda proc: self._ended(rank, proc), log=self.log)
+        proc.on_lost = self._host_lost
+        return proc
 
     def _ended(self, rank: int, proc: Proc) -> None:
         # A child of it may have inherited its sockets: then no end of file tells of its death.
@@ -81,14 +84,34 @@ class Owned:
             mesh_name=self.name,
             actors=tuple(record.name for record in self.records if rank in record.region),
             rank=rank,
-            host=self.runtime.host,
+            host=proc.host or self.runtime.host,
             pid=proc.pid or 0,
             reason=describe_status(status) if status >= 0 else "lost with the process that started it",
             last_lines=tuple(proc.lines),
         )
+        self._tell((rank,), failure)
+
+    def _host_lost(self, procs: list[Proc], reason: str) -> None:
+        """One report for all of them: it is one thing that has happened."""
+        ranks = tuple(rank for rank, proc in enumerate(self.procs) if proc in procs and proc.wanted)
+        if self.stopped or not ranks:
+            return
+        failure = MeshFailure(
+            mesh_name=self.name,
+            actors=tuple(record.name for record in self.records if any(r in record.region for r in ranks)),
+            rank=ranks[0],
+            ranks=ranks,
+            host=procs[0].host,
+            pid=0,
+            reason=reason,
+        )
+        self._tell(ranks, failure)
+
+    def _tell(self, ranks: tuple[int, ...], failure: MeshFailure) -> None:
         with self.changed:
-            self.ends[rank] = (time.monotonic(), failure)
+            self.ends.update(dict.fromkeys(ranks, (time.monotonic(), failure)))
             self.changed.notify_all()
+        rank = ranks[0]
         if self.policy is None:
             self.runtime.tell_owner(self.owner, failure)
             return
@@ -132,16 +155,17 @@ class Owned:
             if self.stopped:
                 raise SupervisionError(f"{self.name} was stopped", hint="spawn a new mesh of processes")
             old = [self.procs[rank] for rank in ranks]
+            self.runtime.attached.check(old)
             for proc in old:
                 proc.wanted = False
-            self.runtime.spawner.kill(old)
+            self.runtime.attached.kill(old)
             for proc in old:
                 if not proc.ended.wait(max(0.0, end - time.monotonic())):
                     raise SupervisionError(f"{proc.name} (pid {proc.pid}) does not end")
             fresh = [self._proc(rank, self.procs[rank].address) for rank in ranks]
             for rank, proc in zip(ranks, fresh, strict=True):
                 self.procs[rank] = proc
-            self.runtime.spawner.start(fresh)
+            self.runtime.attached.start(fresh)
             for record in self.records:
                 self._make_again(record, ranks, end)
 

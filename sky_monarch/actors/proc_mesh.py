@@ -224,7 +224,7 @@ class ProcMesh(Shaped):
         def settle(*_: object) -> None:
             for proc in stopping:
                 proc.ended.wait(max(0.0, end - time.monotonic()))
-            owned.runtime.spawner.kill(stopping)
+            owned.runtime.attached.kill(stopping)
             for proc in stopping:
                 proc.ended.wait(_STOP_S)
 

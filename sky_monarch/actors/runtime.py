@@ -11,6 +11,7 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 from sky_monarch.actors import serial
+from sky_monarch.actors.attached import Attached
 from sky_monarch.actors.context import point_at
 from sky_monarch.actors.future import FAILED, VALUE
 from sky_monarch.actors.remote_error import RemoteError
@@ -18,12 +19,15 @@ from sky_monarch.actors.strays import Strays
 from sky_monarch.errors import SkyMonarchError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sky_monarch._core import ActorNode, ActorRequest
     from sky_monarch.actors.failure import MeshFailure
     from sky_monarch.actors.hosting import Hosted
+    from sky_monarch.actors.reference import Kept
     from sky_monarch.actors.spawner import Spawner
 
-__all__ = ["CONTROL", "Runtime", "listen_at", "runtime"]
+__all__ = ["CONTROL", "Runtime", "listen_at", "make_folder", "runtime"]
 
 #: The mailbox of the process itself.
 CONTROL = 0
@@ -62,6 +66,14 @@ class Runtime:
         self.hosted: dict[int, Hosted] = {}
         self.strays = Strays(self)
         self.lock = threading.RLock()
+        self.attached = Attached(self)
+        #: What else other processes may ask of this one: ``handler(request, *what they sent)``, which answers.
+        self.handlers: dict[str, Callable[..., None]] = {"attend": self._attend}
+        self.at_close: list[Callable[[], None]] = []
+        self._attending: list[ActorRequest] = []
+        self._kept: Kept | None = None
+        #: Tells the processes that this one starts on another host from those of others.
+        self.mark = os.urandom(5).hex()
         self._spawner: Spawner | None = None
         self._ending = False
 
@@ -74,6 +86,23 @@ class Runtime:
 
                 self._spawner = Spawner(self)
             return self._spawner
+
+    @property
+    def kept(self) -> Kept:
+        """Results that stay in this process."""
+        with self.lock:
+            if self._kept is None:
+                from sky_monarch.actors.reference import Kept
+
+                self._kept = Kept()
+            return self._kept
+
+    def address_on(self, folder: str, name: str) -> str:
+        """How the addresses of processes begin that this one starts on a host."""
+        if self.attached.host(folder, name) is None:
+            # Another process of this host has the same folder, and numbers of its own.
+            return self.address
+        return f"{folder}/{self.mark}"
 
     def serve_control(self) -> None:
         """Do what other processes ask of this one, until it closes."""
@@ -109,13 +138,24 @@ class Runtime:
             request.reply(VALUE, *serial.dumps(care.answer(self, method, serial.loads(body, buffers))))
         elif method == "failure":
             self.show(serial.loads(body, buffers))
+        elif method == "happened":
+            folder, *event = serial.loads(body, buffers)
+            host = self.attached.hosts.get(folder)
+            if host is not None:
+                host.hear(*event)
         elif method == "exit":
             self._stop_actors(serial.loads(body, buffers))
             request.reply(VALUE, *serial.dumps(None))
             return True
+        elif method in self.handlers:
+            self.handlers[method](request, *serial.loads(body, buffers))
         else:
             raise SkyMonarchError(f"a process of a mesh has no {method}")
         return False
+
+    def _attend(self, request: ActorRequest, *_: object) -> None:
+        """Never answered: whoever asks hears of the end of this process so."""
+        self._attending.append(request)
 
     def _stop_actors(self, limit_s: float) -> None:
         import time
@@ -158,6 +198,8 @@ class Runtime:
                 return
             self._ending = True
         self._stop_actors(0.5)
+        for close in self.at_close:
+            close()
         if self._spawner is not None:
             self._spawner.close()
         self.node.close()
@@ -167,7 +209,8 @@ _runtime: Runtime | None = None
 _lock = threading.Lock()
 
 
-def _make_folder() -> str:
+def make_folder() -> str:
+    """A fresh folder for the sockets of one host, which it names too."""
     import tempfile
 
     folder = tempfile.mkdtemp(prefix="sky-monarch-")
@@ -195,7 +238,7 @@ def runtime() -> Runtime:
             return found
         if sys.is_finalizing():
             raise SkyMonarchError("the program is ending")
-        folder = _make_folder()
+        folder = make_folder()
         address = f"{folder}/client"
         made = Runtime(folder, os.urandom(32).hex(), address, listen_at(address))
         threading.Thread(target=made.serve_control, name="sky-monarch-control", daemon=True).start()

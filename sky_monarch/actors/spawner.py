@@ -42,6 +42,9 @@ class Proc:
         token: Names it to the zygote.
         pid: None before it is forked.
         status: None while it lives.
+        host: Name of its host, where that is another one.
+        on_lost: Called once, with all that it was started with, where their host is lost.
+        on_born: Called when it is forked.
         ended: Set when it has ended.
         wanted: False where its end is no failure.
         log: Takes what it prints.
@@ -57,6 +60,9 @@ class Proc:
     ended: threading.Event = field(default_factory=threading.Event)
     wanted: bool = True
     log: RemoteLog = field(default_factory=RemoteLog)
+    host: str = ""
+    on_lost: Callable[[list[Proc], str], None] | None = None
+    on_born: Callable[[Proc], None] | None = None
 
 
 class Spawner:
@@ -133,7 +139,10 @@ class Spawner:
     def _hear(self, message: dict[str, Any]) -> None:
         if "born" in message:
             for token, pid in message["born"].items():
-                self.procs[int(token)].pid = pid
+                proc = self.procs[int(token)]
+                proc.pid = pid
+                if proc.on_born is not None:
+                    proc.on_born(proc)
         elif "said" in message:
             proc = self.procs.get(message["said"])
             if proc is not None:

@@ -20,6 +20,7 @@ RUN_BY_A_TEST = {
     "ping_pong.py",
     "replica_groups.py",
     "tensor_parallel.py",
+    "two_hosts.py",
 }
 
 
@@ -56,6 +57,14 @@ def test_the_work_goes_on_after_a_rank_was_lost_and_comes_out_right() -> None:
     assert re.search(r"^step 25: adders\[3\] .*SIGKILL", out, re.MULTILINE), out
     assert "as it should be\n5 steps were done again" in out
     assert errors.count("SIGKILL") == 1, "one event a failure"
+
+
+@pytest.mark.slow
+def test_two_hosts_play_a_game_and_one_loses_a_player() -> None:
+    out, errors = run("two_hosts.py")
+    assert errors.count("SIGKILL") == 1, "one event a failure"
+    assert re.search(r"^players\[3\] is dead: .* on local-1, .*SIGKILL", out, re.MULTILINE), out
+    assert re.search(r"^local-0, local-1 x 2: pi is about 3\.1\d; 1 round was lost with a rank$", out, re.MULTILINE), out
 
 
 @pytest.mark.slow

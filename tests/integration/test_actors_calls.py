@@ -20,7 +20,7 @@ from sky_monarch.actor import (
     this_host,
     this_proc,
 )
-from tests.support.actors import Busy, Caller, Careful, Echo, Narcissus, Plain, Unmakeable
+from tests.support.actors import Busy, Caller, Careful, Echo, Maker, Narcissus, Plain, Unmakeable
 from tests.support.waiting import eventually
 
 LIMIT_S = 20
@@ -246,3 +246,28 @@ def test_many_threads_call_at_once(plain):
         thread.join(LIMIT_S)
         assert not thread.is_alive()
     assert not wrong
+
+
+def test_results_that_stay_with_their_actors_are_passed_on_by_reference():
+    procs = this_host().spawn_procs({"gpus": 2})
+    makers, users = procs.spawn("makers", Maker), procs.spawn("users", Maker)
+    elsewhere = this_host().spawn_procs().spawn("elsewhere", Maker)
+
+    made = makers.make.rref(3)
+    later = makers.make_later.rref(4)
+
+    # In the processes that have made it, it is the value itself, that of another actor too.
+    assert list(users.describe.call(made).get(LIMIT_S).values()) == [("list", 0), ("list", 1)]
+    assert [where for _, where in users.describe.call(later).get(LIMIT_S).values()] == [0, 1]
+    assert elsewhere.describe.call_one(made).get(LIMIT_S) == ("Ref", None)
+    assert elsewhere.fetch.call_one(made.slice(gpus=1)).get(LIMIT_S) == [1, 1, 1]
+    assert [len(value) for value in made.get(LIMIT_S).values()] == [3, 3]
+
+    failed = makers.make.rref(-1)
+    with pytest.raises(ActorError, match="nothing can be made"):
+        failed.get(LIMIT_S)
+    with pytest.raises(ActorError, match="nothing can be made"):
+        users.describe.call(failed).get(LIMIT_S)
+    made.drop()
+    with pytest.raises(ActorError, match="was dropped"):
+        made.get(LIMIT_S)

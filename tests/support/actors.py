@@ -212,6 +212,43 @@ class Owner(Actor):
         return self.handles
 
 
+class FarOwner(Owner):
+    """The same on hosts that it is given."""
+
+    @endpoint
+    def start(self, hosts: Any, n: int) -> list[int]:
+        self.procs = hosts.spawn_procs({"gpus": n}, name="kids")
+        self.kids = self.procs.spawn("kid", Echo)
+        return list(self.kids.pid.call().get(30).values())
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+
+class Maker(Actor):
+    """Makes lists of its own rank, and looks at what it is given."""
+
+    @endpoint
+    def make(self, n: int) -> list[int]:
+        if n < 0:
+            raise ValueError("nothing can be made")
+        return [current_rank().rank] * n
+
+    @endpoint
+    async def make_later(self, n: int) -> list[int]:
+        await asyncio.sleep(0.05)
+        return [current_rank().rank] * n
+
+    @endpoint
+    def describe(self, value: Any) -> tuple[str, Any]:
+        return type(value).__name__, value[0] if isinstance(value, list) else None
+
+    @endpoint
+    def fetch(self, value: Any) -> Any:
+        return next(iter(value.get(10).values()))
+
+
 class Counter(Actor):
     """Sends numbers to a port."""
 

@@ -20,10 +20,14 @@ ALLOWED = {
     # Who launches beyond this machine makes the run's certificates.
     "sdk": {"launch", "config", "actors"},
     # The hidden commands only hand their arguments on to the process modules.
-    "cli": {"sdk", "config", "launch", "doctor", "gpus", "tracebacks", "agent", "controller", "lighthouse"},
+    "cli": {
+        *("sdk", "config", "launch", "doctor", "gpus", "tracebacks"),
+        *("actor_host", "agent", "controller", "lighthouse"),
+    },
     "controller": {"launch", "config", "gpus", "service_log", "tracebacks", "actors", "_core"},
     "actors": {"_core", "stacks"},
     "actor": {"actors"},
+    "actor_host": {"actors"},
     "rdma": {"actors"},
     "agent": {"_core", "keeper", "enrolment", "head", "notice"},
     "doctor": {"_core"},

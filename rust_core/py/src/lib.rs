@@ -1,5 +1,6 @@
 //! `sky_monarch._core`: converts, releases the GIL, calls the core, maps the error.
 
+mod actor_gateway;
 mod actor_mailbox;
 mod actor_node;
 mod actor_payload;
@@ -20,6 +21,7 @@ use pyo3::prelude::*;
 
 #[pymodule]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<actor_gateway::ActorGateway>()?;
     module.add_class::<actor_mailbox::ActorMailbox>()?;
     module.add_class::<actor_mailbox::ActorRequest>()?;
     module.add_class::<actor_node::ActorNode>()?;

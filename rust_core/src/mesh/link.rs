@@ -17,12 +17,12 @@ use super::gather::Outcome;
 use super::mailbox::{Mailbox, Origin, Request};
 use super::node::Shared;
 use super::packet::{Packet, Part, VERSION};
-use super::payload::{raw, unpack};
+use super::payload::{Blob, raw, unpack};
 use crate::wire::{Frame, decode};
 use crate::{Error, ErrorKind, Result};
 
 /// Bytes of one frame. What is larger goes by shared memory.
-const MAX_FRAME: u32 = 16 << 20;
+pub(super) const MAX_FRAME: u32 = 16 << 20;
 /// Bytes and frames that may wait to be written; then the sender waits.
 const MOST_BYTES: usize = 8 << 20;
 const MOST_FRAMES: usize = 256;
@@ -30,7 +30,7 @@ const MOST_FRAMES: usize = 256;
 const READ: usize = 64 * 1024;
 const READS: usize = 8;
 /// Descriptors that may have come ahead of their frames.
-const MOST_FDS: usize = 64;
+pub(super) const MOST_FDS: usize = 64;
 
 #[derive(Debug)]
 struct Chunk {
@@ -270,8 +270,22 @@ impl Link {
                     node.complete(self.id, call, slot, Outcome::Answer { kind, blobs });
                 }
                 Packet::Cancel { call, actor } => node.mailbox(actor)?.cancel(node, self.id, call),
-                Packet::Hello { .. } => {
-                    return Err(Error::new(ErrorKind::Protocol, "read a message", "a second hello"));
+                Packet::Replies { call, answers } => {
+                    let mut segments = frame.segments.into_iter();
+                    for (slot, kind, count) in answers {
+                        let blobs = segments.by_ref().take(count.into()).map(Blob::new).collect();
+                        node.complete(self.id, call, slot, Outcome::Answer { kind, blobs });
+                    }
+                }
+                Packet::Gone { call, slots, reason } => {
+                    for slot in slots {
+                        node.complete(self.id, call, slot, Outcome::Dead { reason: reason.clone() });
+                    }
+                }
+                Packet::Over { reason } => return Err(Error::new(ErrorKind::Closed, REACH, reason)),
+                Packet::Hello { .. } | Packet::Far { .. } | Packet::Cast { .. } => {
+                    let why = "a second hello, or a message for a gateway";
+                    return Err(Error::new(ErrorKind::Protocol, "read a message", why));
                 }
             }
         }
@@ -292,8 +306,9 @@ impl Link {
 }
 
 const SEND: &str = "send to an actor";
+const REACH: &str = "reach another host";
 
-fn check_hello(packet: &Packet, token: &str) -> Result<()> {
+pub(super) fn check_hello(packet: &Packet, token: &str) -> Result<()> {
     let refuse = |why: String| Err(Error::new(ErrorKind::Refused, "trust a process", why));
     match packet {
         Packet::Hello { version, .. } if *version != VERSION => {

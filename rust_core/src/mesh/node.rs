@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use nix::sys::socket::{getsockopt, sockopt};
 use nix::unistd::geteuid;
 
+use super::far::Group;
 use super::gather::{Gather, Outcome};
 use super::lead::{Lead, Waiter};
 use super::link::{After, Link};
@@ -24,7 +25,7 @@ use crate::{Error, ErrorKind, Result};
 /// The "connection" of a process to itself.
 pub(super) const LOCAL: u64 = u64::MAX;
 /// Stands for the connection of a message that is on none.
-const NOWHERE: u64 = 0;
+pub(super) const NOWHERE: u64 = 0;
 const LISTENER: u64 = 1;
 /// The mailbox of the process itself.
 const ITSELF: u64 = 0;
@@ -65,6 +66,7 @@ pub struct Target {
 pub(super) struct Shared {
     options: NodeOptions,
     address: String,
+    folder: String,
     poller: Poller,
     lead: Lead,
     closing: AtomicBool,
@@ -77,7 +79,7 @@ pub(super) struct Shared {
     me: Weak<Shared>,
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -88,6 +90,15 @@ impl Shared {
 
     pub(super) const fn poller(&self) -> &Poller {
         &self.poller
+    }
+
+    /// Where the sockets of its host are.
+    pub(super) fn folder(&self) -> &str {
+        &self.folder
+    }
+
+    pub(super) const fn dialled(&self) -> &Mutex<HashMap<String, Arc<Link>>> {
+        &self.dialled
     }
 
     pub(super) fn is_closing(&self) -> bool {
@@ -164,6 +175,16 @@ impl Shared {
             };
             Error::new(kind, DIAL, format!("nobody answers at {address}")).with_source(error)
         })?;
+        let link = self.greet(socket)?;
+        dialled.insert(address.to_owned(), Arc::clone(&link));
+        Ok(link)
+    }
+
+    /// Makes a dialled socket a connection: the peer is of this user, and hears the secret first.
+    pub(super) fn greet(self: &Arc<Self>, socket: UnixStream) -> Result<Arc<Link>> {
+        if self.is_closing() {
+            return Err(Error::new(ErrorKind::Closed, DIAL, "this process is closing"));
+        }
         let peer =
             getsockopt(&socket, sockopt::PeerCredentials).map_err(|error| Error::io(DIAL, error.into()))?;
         if peer.uid() != geteuid().as_raw() {
@@ -172,12 +193,11 @@ impl Shared {
         let link = self.join(socket, false)?;
         let hello = Packet::Hello { version: VERSION, token: self.options.token.clone() };
         link.send(self, &hello, Vec::new(), None, false)?;
-        dialled.insert(address.to_owned(), Arc::clone(&link));
         Ok(link)
     }
 
     /// A connection is over: every answer that was to come over it has failed.
-    fn lose(&self, link: &Arc<Link>, reason: &str) {
+    pub(super) fn lose(&self, link: &Arc<Link>, reason: &str) {
         tracing::debug!(link = link.id(), reason, "a connection between actors is over");
         link.end();
         self.poller.remove(&**link);
@@ -333,6 +353,7 @@ impl Node {
         poller.add(&listener, LISTENER)?;
         let shared = Arc::new_cyclic(|me| Shared {
             address: options.address.to_string_lossy().into_owned(),
+            folder: options.address.parent().map_or_else(String::new, |at| at.to_string_lossy().into_owned()),
             options,
             poller,
             lead: Lead::new(),
@@ -383,7 +404,7 @@ impl Node {
         let call = shared.next.fetch_add(1, Ordering::Relaxed);
         let gather = Arc::new(Gather::new(call, actor, Arc::downgrade(shared), targets.len(), each));
         locked(&shared.calls).insert(call, Arc::downgrade(&gather));
-        for (slot, target) in (0..).zip(targets) {
+        for (slot, target) in (0..).zip(targets).filter(|(_, target)| shared.far(&target.address).is_none()) {
             let mut link = None;
             let sent = shared.send_one(target, (call, slot, actor), method, payload, |id| {
                 link = Some(id);
@@ -405,6 +426,25 @@ impl Node {
                 }
             }
         }
+        for group in Group::all(shared, targets) {
+            let mut link = NOWHERE;
+            let sent_to = |id| group.slots().for_each(|slot| gather.sent_to(slot, id));
+            sent_to(NOWHERE);
+            let sent = group.send(shared, (call, actor), method, payload, each, |id| {
+                link = id;
+                sent_to(id);
+            });
+            match sent {
+                Ok(()) => {}
+                Err(error) if !matches!(error.kind(), ErrorKind::Closed | ErrorKind::Refused) => {
+                    gather.cancel();
+                    return Err(error);
+                }
+                Err(error) => {
+                    gather.lose(shared, link, &error.to_string());
+                }
+            }
+        }
         Ok(gather)
     }
 
@@ -417,11 +457,21 @@ impl Node {
         payload: &Payload,
     ) -> Result<Vec<(u32, String)>> {
         let mut lost = Vec::new();
-        for (slot, target) in (0..).zip(targets) {
+        let shared = &self.shared;
+        for (slot, target) in (0..).zip(targets).filter(|(_, target)| shared.far(&target.address).is_none()) {
             match self.shared.send_one(target, (0, slot, actor), method, payload, |_| ()) {
                 Ok(()) => {}
                 Err(error) if matches!(error.kind(), ErrorKind::Closed | ErrorKind::Refused) => {
                     lost.push((slot, error.to_string()));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        for group in Group::all(shared, targets) {
+            match group.send(shared, (0, actor), method, payload, false, |_| ()) {
+                Ok(()) => {}
+                Err(error) if matches!(error.kind(), ErrorKind::Closed | ErrorKind::Refused) => {
+                    lost.extend(group.slots().map(|slot| (slot, error.to_string())));
                 }
                 Err(error) => return Err(error),
             }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Version of these headers: nodes of different versions refuse each other.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 
 /// Where a part of the payload is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,5 +62,51 @@ pub(super) enum Packet {
         call: u64,
         /// The actor that was called.
         actor: u64,
+    },
+    /// The second frame of a connection to the gateway of this host: the folder of the host that it is for.
+    #[serde(rename = "f")]
+    Far {
+        /// Folder of the sockets there.
+        folder: String,
+    },
+    /// A message for actors in one or several processes of another host.
+    #[serde(rename = "m")]
+    Cast {
+        /// As in a call.
+        call: u64,
+        /// As in a call.
+        actor: u64,
+        /// As in a call.
+        method: String,
+        /// Name of each process's socket in its host's folder, slot and place.
+        to: Vec<(String, u32, String)>,
+        /// The answers may come together, once all are there.
+        gather: bool,
+        /// Parts of the payload, in order.
+        parts: Vec<Part>,
+    },
+    /// Answers to a cast, all parts of which are segments.
+    #[serde(rename = "a")]
+    Replies {
+        /// As in the call.
+        call: u64,
+        /// Slot, kind and number of segments of each.
+        answers: Vec<(u32, u8, u16)>,
+    },
+    /// These targets of a cast will not answer: their process is gone.
+    #[serde(rename = "g")]
+    Gone {
+        /// As in the call.
+        call: u64,
+        /// Which of its targets.
+        slots: Vec<u32>,
+        /// In words.
+        reason: String,
+    },
+    /// The other host cannot be reached (any more). The last frame of a connection.
+    #[serde(rename = "o")]
+    Over {
+        /// In words.
+        reason: String,
     },
 }

@@ -1,0 +1,276 @@
+"""Actors on several hosts: real host processes on this machine, which talk over TLS."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from sky_monarch.actor import (
+    ActorKeys,
+    HostListener,
+    SupervisionError,
+    attach_to_hosts,
+    local_hosts,
+    shutdown,
+    this_host,
+)
+from sky_monarch.errors import ConfigError, LaunchError, PeerRefusedError
+from tests.support.actors import Caller, Echo, FarOwner, Plain
+from tests.support.processes import is_alive, with_variable
+from tests.support.waiting import eventually
+
+LIMIT_S = 30
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _all_ends():
+    yield
+    shutdown()
+
+
+@pytest.fixture
+def failures(monkeypatch):
+    seen = []
+    monkeypatch.setattr("sky_monarch.actor.unhandled_fault_hook", seen.append)
+    return seen
+
+
+def server_of(pid: int) -> int:
+    """The process that serves the host of ``pid``: the parent of its zygote."""
+    def parent(of: int) -> int:
+        return int(Path(f"/proc/{of}/stat").read_text().rpartition(")")[2].split()[1])
+
+    return parent(parent(pid))
+
+
+def test_two_hosts_are_one_mesh_of_processes_and_talk_to_each_other_and_to_this_one():
+    np = pytest.importorskip("numpy")
+    hosts = local_hosts(2)
+    assert hosts.names == ["local-0", "local-1"]
+    procs = hosts.spawn_procs({"gpus": 2})
+    mesh = procs.spawn("echo", Echo)
+
+    assert dict(mesh.extent) == {"hosts": 2, "gpus": 2}
+    pids = mesh.pid.call().get(LIMIT_S)
+    assert len(set(pids.values())) == 4
+    servers = [server_of(pids.item(hosts=host, gpus=gpu)) for host in (0, 1) for gpu in (0, 1)]
+    assert servers[0] == servers[1] != servers[2] == servers[3], "two on each host"
+    where = mesh.where.call().get(LIMIT_S).item(hosts=1, gpus=0)
+    assert where == (2, {"hosts": 1, "gpus": 0}, {"hosts": 2, "gpus": 2})
+    one = mesh.slice(hosts=1, gpus=1)
+    assert one.pid.call_one().get(LIMIT_S) == pids.item(hosts=1, gpus=1)
+    assert sorted(answer.get(LIMIT_S) for answer in mesh.pid.stream()) == sorted(pids.values())
+
+    array = np.arange(3_000_000, dtype=np.int32)
+    assert (one.echo.call_one(array).get(LIMIT_S) == array).all()
+
+    for number in range(50):
+        mesh.hear.broadcast(number)
+        one.hear.broadcast(-number)
+    heard = one.all_heard.call_one().get(LIMIT_S)
+    assert heard == [value for number in range(50) for value in (number, -number)], "in the sender's order"
+
+    here = this_host().spawn_procs().spawn("here", Caller)
+    there = procs.slice(hosts=0, gpus=0).spawn("there", Caller)
+    assert there.ask.call_one(one, "from host to host").get(LIMIT_S) == "from host to host"
+    assert here.ask.call_one(one, "from here").get(LIMIT_S) == "from here"
+    assert there.ask.call_one(here, "to here").get(LIMIT_S) == "to here"
+
+
+def test_a_dead_rank_of_another_host_is_told_and_comes_back_in_its_place(failures, capfd):
+    procs = local_hosts(2).spawn_procs({"gpus": 1}, name="trainers")
+    mesh = procs.spawn("trainer", Echo)
+    pids = list(mesh.pid.call().get(LIMIT_S).values())
+
+    with pytest.raises(SupervisionError, match=r"trainer\[1\] is dead: trainers\[1\].* on local-1, pid \d+: exited"):
+        mesh.slice(hosts=1).say_and_die.call_one("no more memory").get(LIMIT_S)
+    eventually(lambda: failures)
+    (failure,) = failures
+    assert (failure.host, failure.rank, failure.pid) == ("local-1", 1, pids[1])
+    assert "no more memory" in failure.last_lines
+    eventually(lambda: "[trainers[1]] no more memory\n" in capfd.readouterr().err, what="it is shown here")
+
+    mesh.respawn(1)
+
+    again = list(mesh.pid.call().get(LIMIT_S).values())
+    assert again[0] == pids[0]
+    assert again[1] != pids[1]
+    assert len(failures) == 1
+
+
+def test_a_lost_host_is_one_report_that_names_it_and_the_end_of_all_that_ran_there(failures):
+    mesh = local_hosts(2).spawn_procs({"gpus": 2}, name="trainers").spawn("trainer", Echo)
+    pids = list(mesh.pid.call().get(LIMIT_S).values())
+    pending = mesh.slice(hosts=1).echo_later.call("late", after_s=60)
+    time.sleep(0.1)
+
+    os.kill(server_of(pids[2]), signal.SIGKILL)
+
+    with pytest.raises(SupervisionError, match="local-1 is lost"):
+        pending.get(LIMIT_S)
+    eventually(lambda: failures)
+    eventually(lambda: not is_alive(pids[2]) and not is_alive(pids[3]), within_s=5, what="all there ends")
+    (failure,) = failures
+    assert (failure.host, failure.crashed_ranks) == ("local-1", (2, 3))
+    assert "trainers[2, 3] (actors: trainer) on local-1: local-1 is lost" in failure.report()
+    assert list(mesh.slice(hosts=0).pid.call().get(LIMIT_S).values()) == pids[:2], "the other host goes on"
+    with pytest.raises(LaunchError, match="local-1"):
+        mesh.respawn(2)
+
+
+def test_an_actor_owns_what_it_has_spawned_on_another_host(failures):
+    hosts = local_hosts(2)
+    owner = hosts.slice(hosts=0).spawn_procs(name="owner").spawn("owner", FarOwner)
+    pids = owner.start.call_one(hosts.slice(hosts=1), 2).get(LIMIT_S)
+
+    os.kill(pids[1], signal.SIGKILL)
+
+    told = eventually(lambda: owner.told.call_one().get(LIMIT_S))
+    assert [(failure.host, failure.rank) for _, failure in told] == [("local-1", 1)]
+    assert not failures, "it was handled"
+    owner.bring_back.call_one(1).get(LIMIT_S)
+    again = owner.all_pids.call_one().get(LIMIT_S)
+    assert again[0] == pids[0]
+    os.kill(owner.pid.call_one().get(LIMIT_S), signal.SIGKILL)
+    eventually(lambda: not any(map(is_alive, again)), within_s=5, what="what a dead owner had there is gone")
+
+
+@pytest.fixture
+def folder():
+    """Where the program puts its sockets. Short: a socket's path has 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="smt-") as name:
+        yield Path(name)
+
+
+PROGRAM = """
+import sys, time
+from sky_monarch.actor import local_hosts
+from tests.support.actors import Owner
+owners = local_hosts(2).spawn_procs().spawn("owner", Owner)
+for pids in owners.start.call(1).get(60).values():
+    print(*pids, flush=True)
+print("ready", flush=True)
+if sys.argv[1] != "end":
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("how", ["kill", *(pytest.param(how, marks=pytest.mark.slow) for how in ("interrupt", "end"))])
+def test_nothing_on_other_hosts_outlives_the_program(how, folder):
+    mark = f"{os.getpid()}-hosts-{how}"
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "ACTORS_TEST_MARK": mark, "TMPDIR": str(folder)}
+    program = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, how], env=env, cwd=ROOT, stdout=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )
+    try:
+        assert program.stdout is not None
+        lines = [program.stdout.readline().strip() for _ in range(3)]
+        assert lines[2] == "ready", lines
+        there = len(list(folder.glob("sky-monarch-*/gateway")))
+        assert there == 3 or how == "end", "a gateway a host"
+        if how != "end":
+            os.kill(program.pid, {"kill": signal.SIGKILL, "interrupt": signal.SIGINT}[how])
+        program.wait(LIMIT_S)
+        eventually(lambda: not with_variable("ACTORS_TEST_MARK", mark), within_s=5, what="all are gone")
+        eventually(lambda: not list(folder.iterdir()), within_s=5, what="the folders of sockets are gone")
+        assert not any(is_alive(int(pid)) for pid in lines[0].split() + lines[1].split())
+    finally:
+        if program.poll() is None:
+            program.kill()
+            program.wait()
+
+
+class Served:
+    """``sky-monarch actor-host --listen``, as somebody starts it by hand."""
+
+    def __init__(self, keys: Path, *options: str) -> None:
+        argv = ["actor-host", "--listen", "127.0.0.1:0", "--keys", str(keys), "--name", keys.stem, *options]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "sky_monarch", *argv], stderr=subprocess.PIPE, text=True, cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        assert self.process.stderr is not None
+        self.said = [self.process.stderr.readline()]
+        self.address = self.said[0].rpartition(" ")[2].strip()
+
+    def end(self) -> str:
+        self.process.terminate()
+        _, rest = self.process.communicate(timeout=LIMIT_S)
+        return "".join(self.said) + rest
+
+
+@pytest.fixture
+def keys(tmp_path):
+    folder = tmp_path / "keys"
+    done = subprocess.run(
+        [sys.executable, "-m", "sky_monarch", "actor-keys", str(folder), "--hosts", "2"],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True,
+    )
+    assert done.stdout.splitlines() == [str(folder / f"{name}.key") for name in ("client", "host-0", "host-1")]
+    return folder
+
+
+def test_hosts_that_somebody_started_are_attached_to_and_serve_one_program_after_the_other(keys):
+    hosts = [Served(keys / f"host-{number}.key") for number in range(2)]
+    try:
+        for _ in range(2):
+            mesh = attach_to_hosts([host.address for host in hosts], keys=keys / "client.key")
+            assert mesh.names == ["host-0", "host-1"]
+            echo = mesh.spawn_procs().spawn("echo", Plain)
+            pids = list(echo.pid.call().get(LIMIT_S).values())
+            assert len(set(pids)) == 2
+            shutdown()
+            eventually(lambda pids=pids: not any(map(is_alive, pids)), within_s=5, what="they end with the program")
+        with pytest.raises(ConfigError, match=r"these keys are of actor-host"):
+            attach_to_hosts([hosts[0].address], keys=keys / "host-0.key")
+        stranger, _ = ActorKeys.create(1)
+        with pytest.raises(PeerRefusedError):
+            attach_to_hosts([hosts[0].address], keys=stranger, timeout=10)
+    finally:
+        said = "".join(host.end() for host in hosts)
+    secret = (keys / "host-0.key").read_text().strip()
+    assert secret not in said
+    assert "PRIVATE KEY" not in said
+
+
+def test_keys_that_others_can_read_or_that_are_none_are_refused(keys, tmp_path, monkeypatch):
+    (keys / "client.key").chmod(0o644)
+    with pytest.raises(ConfigError, match="can be read by others"):
+        attach_to_hosts(["127.0.0.1:1"], keys=keys / "client.key")
+    monkeypatch.delenv("ACTOR_KEYS", raising=False)
+    with pytest.raises(ConfigError, match="no keys were given"):
+        attach_to_hosts(["127.0.0.1:1"])
+    (tmp_path / "none.key").touch(0o600)
+    with pytest.raises(ConfigError, match="holds no keys"):
+        attach_to_hosts(["127.0.0.1:1"], keys=tmp_path / "none.key")
+    with pytest.raises(ConfigError, match="each of which is there once"):
+        attach_to_hosts([], keys=keys / "client.key")
+
+
+def test_a_host_that_does_not_answer_is_named(keys):
+    with pytest.raises(LaunchError, match=r"127\.0\.0\.1:1 does not answer"):
+        attach_to_hosts(["127.0.0.1:1"], keys=keys / "client.key", timeout=0.3)
+    with pytest.raises(ConfigError, match="attached to hosts already"):
+        HostListener("127.0.0.1:0", keys=keys / "client.key")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("file", ["test_actors_calls.py", "test_actors_supervision.py", "test_actors_channels.py"])
+def test_what_holds_on_one_host_holds_over_hosts(file):
+    """The tests of one host, with each mesh that they spawn on one of two others."""
+    argv = ["-m", "pytest", "-q", "-p", "tests.support.over_hosts", f"tests/integration/{file}", "-m", ""]
+    done = subprocess.run(
+        [sys.executable, *argv], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=580, check=False,
+    )
+    assert done.returncode == 0, done.stdout[-8000:]
