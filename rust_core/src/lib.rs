@@ -14,6 +14,7 @@ pub mod rdma;
 mod seqpacket;
 mod store_helper;
 pub mod torchft;
+pub mod tunnel;
 pub mod wire;
 
 pub use error::{Error, ErrorKind, Result};

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from sky_monarch.controller.hosts import Host, certificate_name, is_wanted
 from sky_monarch.controller.model import HostPhase, State
 from sky_monarch.controller.settings import Settings
+from sky_monarch.launch.tunnel import tunnel_address
 
 __all__ = ["Enrolments", "Issuer"]
 
@@ -74,6 +75,8 @@ class Enrolments:
         """``agent.json`` of a host, without what only the host knows. No secret."""
         # What was exported where the run was launched is only good for hosts that are that very machine.
         is_far = not self._settings.base_env
+        relay = self._settings.relay
+        apart = {} if relay is None else {"relay": relay, "address": tunnel_address(host.name)}
         return {
             "run_id": self._settings.run_id,
             "host": host.name,
@@ -85,6 +88,7 @@ class Enrolments:
             "inherit_env": True,
             "services": [],
             "linger_s": _LINGER_S,
+            **apart,
         }
 
     def _enrolment(self, host: Host) -> str:

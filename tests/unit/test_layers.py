@@ -32,6 +32,7 @@ ALLOWED = {
     "keeper": set(),
     "notice": set(),
     "lighthouse": {"_core"},
+    "relay": {"_core"},
     "stacks": set(),
     "standby": {"stacks"},
     "tracebacks": set(),
