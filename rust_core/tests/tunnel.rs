@@ -268,3 +268,24 @@ async fn how_fast_it_is_beside_loopback_itself() {
         direct_s / tunnel_s
     );
 }
+
+/// With a step left out the test that is about it turns red.
+#[cfg(feature = "mutants")]
+#[test]
+fn each_defect_turns_its_test_red() {
+    for (point, test) in [
+        ("tunnel_any_port", "nothing_is_reached_but_where_a_process_of_the_run_listens_for_others"),
+        ("tunnel_ends_resets", "a_reset_arrives_as_a_reset_and_not_as_an_end"),
+        ("tunnel_old_attempts", "only_the_newest_attempt_at_a_host_of_this_run_is_let_in"),
+        ("tunnel_one_line", "a_relay_that_was_started_anew_is_found_again"),
+    ] {
+        let run = |defect: &str| {
+            let mut test_again = std::process::Command::new(std::env::current_exe().unwrap());
+            test_again.args(["--exact", test]).env("SKY_MONARCH_MUTANT", defect).output().unwrap()
+        };
+        assert!(run("none").status.success(), "{test} fails anyway");
+        let red = run(point);
+        let said = String::from_utf8_lossy(&red.stdout).into_owned();
+        assert!(!red.status.success() && said.contains("1 failed"), "{point} survives {test}: {said}");
+    }
+}

@@ -17,6 +17,7 @@ use super::mirror::Mirrors;
 use super::relay::SERVER_NAME;
 use super::splice::{self, Counts, Ends};
 use super::{address_of, is_inside};
+use crate::agent::mutant;
 use crate::protocol;
 use crate::wire::tls::Identity;
 use crate::wire::{self, Acceptor, Address};
@@ -169,6 +170,9 @@ impl Tunnel {
                     tracing::warn!("the line to the relay was lost");
                 }
                 Err(error) => tracing::warn!(%error, ?pause, "no line to the relay"),
+            }
+            if mutant::is_on("tunnel_one_line") {
+                return;
             }
             pause = if began.elapsed() >= STEADY { BACKOFF.0 } else { (pause * 2).min(BACKOFF.1) };
             sleep(pause).await;

@@ -84,6 +84,7 @@ pub fn run(config_json: &str) -> Result<i32> {
         let mut terminate = signal(SignalKind::terminate()).map_err(|error| Error::io(OPERATION, error))?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(|error| Error::io(OPERATION, error))?;
         let relay = Relay::open(listener, &private.identities.relay, &config.run_id, &private.token, Limits::default())?;
+        relay.go_on_from(&config.counts);
         let counting = relay.clone().keep_counts(config.counts);
         tokio::select! {
             () = relay.serve() => {}
@@ -121,10 +122,16 @@ struct Traffic {
 }
 
 /// Bytes that have passed, as [`Config::counts`] has them.
-#[derive(Debug, PartialEq, Eq, Serialize)]
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Passed {
     sent: u64,
     received: u64,
+}
+
+/// [`Config::counts`].
+#[derive(Deserialize)]
+struct Kept {
+    hosts: BTreeMap<String, Passed>,
 }
 
 impl fmt::Debug for Relay {
@@ -299,6 +306,16 @@ impl Relay {
     /// Bytes that have passed in all, either way.
     pub fn total(&self) -> u64 {
         self.passed().values().map(|passed| passed.sent + passed.received).sum()
+    }
+
+    /// Counts on where a relay before this one has left off.
+    fn go_on_from(&self, path: &Path) {
+        let text = std::fs::read(path).unwrap_or_default();
+        // None yet, or damaged: they are for people alone.
+        let Ok(Kept { hosts }) = serde_json::from_slice(&text) else { return };
+        for (host, Passed { sent, received }) in hosts {
+            self.traffic(&host).counts.add(sent, received);
+        }
     }
 
     /// Writes the counts down whenever they have changed, for ever.

@@ -47,6 +47,11 @@ pub(super) struct Counts {
 }
 
 impl Counts {
+    pub(super) fn add(&self, sent: u64, received: u64) {
+        self.sent.fetch_add(sent, Ordering::Relaxed);
+        self.received.fetch_add(received, Ordering::Relaxed);
+    }
+
     /// Sent and received, so far.
     pub(super) fn read(&self) -> (u64, u64) {
         (self.sent.load(Ordering::Relaxed), self.received.load(Ordering::Relaxed))
@@ -60,10 +65,9 @@ pub(super) async fn join(mut near: TcpStream, mut far: Ends, counts: &Counts) ->
         let (read, write) = near.split();
         both((&mut far.read, &mut far.write), (read, write), counts).await
     };
-    if joined.is_err() {
-        if mutant::is_on("tunnel_swallows_resets") {
-            std::future::pending::<()>().await;
-        }
+    if joined.is_err() && mutant::is_on("tunnel_ends_resets") {
+        let _ = far.write.shutdown().await;
+    } else if joined.is_err() {
         reset(&near);
     }
     joined

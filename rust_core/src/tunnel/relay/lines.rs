@@ -9,6 +9,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
 
+use crate::agent::mutant;
 use crate::tunnel::message::{self, Declined, Wanted};
 use crate::tunnel::splice::Ends;
 
@@ -62,7 +63,7 @@ impl Lines {
     pub(super) fn admit(&self, host: &str, attempt: u32) -> Result<(), String> {
         let mut state = self.lock();
         let newest = state.attempts.entry(host.to_owned()).or_insert(attempt);
-        if attempt < *newest {
+        if attempt < *newest && !mutant::is_on("tunnel_old_attempts") {
             return Err(format!("attempt {newest} has the place of {host}"));
         }
         if attempt > *newest {
