@@ -32,6 +32,7 @@ test: $(VENV)/.train $(VENV)/.dev ## Run every fast test: Rust, unit, integratio
 .PHONY: test-mutants
 test-mutants: $(VENV)/.train $(VENV)/.dev ## Leave out one step of recovery at a time: its tests have to fail (slow).
 	cargo test --package sky-monarch-core --features mutants --quiet --test agent -- --skip holds
+	cargo test --package sky-monarch-core --features mutants --quiet --test tunnel each_defect
 	$(BIN)/python -m pytest tests/mutants tests/integration -m mutant
 
 .PHONY: test-slow

@@ -47,6 +47,7 @@ __all__ = [
     "raise_kind",
     "run_agent",
     "run_lighthouse",
+    "run_relay",
     "settle_forked",
     "visible_devices",
 ]
@@ -680,6 +681,13 @@ def run_agent(config_json: str) -> int:
 
 def run_lighthouse(config_json: str) -> int:
     """Run the lighthouse until it ends, with this process as its own; returns its exit code.
+
+    Raises:
+        ConfigError: The configuration cannot be used.
+    """
+
+def run_relay(config_json: str) -> int:
+    """Run the relay of a tunnel until it ends, with this process as its own; returns its exit code.
 
     Raises:
         ConfigError: The configuration cannot be used.

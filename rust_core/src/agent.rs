@@ -49,6 +49,7 @@ pub mod tree;
 pub(crate) mod watched;
 
 use std::os::unix::fs::DirBuilderExt;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::signal::unix::{SignalKind, signal};
@@ -56,7 +57,9 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use crate::channel::Credentials;
+use crate::tunnel::{self, Tunnel};
 use crate::wire::Address;
+use crate::wire::tls::Identity;
 use crate::{Error, ErrorKind, Result};
 use config::{Config, Secrets};
 use context::Context;
@@ -143,10 +146,12 @@ async fn agent(
     let outbox = Outbox::default();
     let sessions = Sessions::default();
     let incarnation = rand::random();
+    let tunnel = open_tunnel(&config, identity.as_ref(), token.reveal()).await?;
     let probe = match &identity {
         // Before anything runs: an address that is not this host's is found out now.
         Some(identity) if config.attempt > 0 => {
-            Some(Arc::new(Probe::open(&config.host, config.address, identity).await?))
+            let probe = Probe::open(&config.host, config.address, identity).await?;
+            Some(Arc::new(probe.through(tunnel.as_ref().map(|(tunnel, _)| tunnel.clone()))))
         }
         _ => None,
     };
@@ -163,6 +168,7 @@ async fn agent(
             token,
             agent: address.to_string(),
             address: config.address,
+            tunnel: tunnel.as_ref().map(|(_, socket)| format!("unix:{}", socket.display())),
             run_dir: config.run_dir.clone(),
         },
         run_dir: config.run_dir.clone(),
@@ -216,6 +222,9 @@ async fn agent(
     linked.abort();
     serving.abort();
     let _ = std::fs::remove_file(&config.socket);
+    if let Some((_, socket)) = &tunnel {
+        let _ = std::fs::remove_file(socket);
+    }
     // Sockets outside of the run folder are removed by clients, who find them through it: not where it is gone.
     if let Some(folder) = config.socket.parent().filter(|_| !config.run_dir.exists())
         && folder.file_name().is_some_and(|name| name.to_string_lossy().starts_with("sky-monarch-"))
@@ -226,6 +235,30 @@ async fn agent(
         forget(&config);
     }
     Ok(code)
+}
+
+/// The tunnel to the other hosts, where there is one, and the socket at which ranks use it: beside their agent's own.
+async fn open_tunnel(
+    config: &Config,
+    identity: Option<&Identity>,
+    token: &str,
+) -> Result<Option<(Tunnel, PathBuf)>> {
+    let Some(relay) = &config.relay else { return Ok(None) };
+    let invalid = |why: &str| Error::new(ErrorKind::InvalidInput, "open the tunnel", why);
+    let place = tunnel::Place {
+        relay: relay.parse()?,
+        identity: identity.cloned().ok_or_else(|| invalid("this host has no certificate"))?,
+        run_id: config.run_id.clone(),
+        token: token.to_owned(),
+        host: config.host.clone(),
+        attempt: config.attempt,
+        address: config.address,
+    };
+    let socket = config.socket.with_file_name("tunnel.sock");
+    let path = socket.to_str().ok_or_else(|| invalid("`socket` is not valid UTF-8"))?;
+    let tunnel = Tunnel::start(place, tunnel::Limits::default())?;
+    tunnel.serve(&format!("unix:{path}").parse()?).await?;
+    Ok(Some((tunnel, socket)))
 }
 
 /// Leaves nothing that proves anything, and no folder of sockets: nobody comes to a host like this one to tidy up.

@@ -15,6 +15,7 @@ pub mod rdma;
 mod seqpacket;
 mod store_helper;
 pub mod torchft;
+pub mod tunnel;
 pub mod wire;
 
 pub use error::{Error, ErrorKind, Result};

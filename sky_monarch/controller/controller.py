@@ -39,6 +39,7 @@ from sky_monarch.controller.scale_plan import ScalePlan, plan_scale
 from sky_monarch.controller.settings import Settings
 from sky_monarch.controller.status import StatusBook
 from sky_monarch.controller.timers import Timers
+from sky_monarch.controller.tunnel import tunnelled_bytes
 from sky_monarch.controller.turn import SILENCES
 
 __all__ = ["Controller"]
@@ -428,6 +429,7 @@ class Controller:
             "controller_pid": os.getpid(),
             "agent_pid": self._agents.pid(head),
             "run_dir": str(settings.run_dir),
+            "tunnel_bytes": tunnelled_bytes(settings.run_dir) if settings.relay else None,
             **self.hosts.facts(),
         }
         found = self._book.document(self._state, self._limits, facts)

@@ -15,6 +15,7 @@ from sky_monarch.config.examination import examination
 from sky_monarch.controller.hosts import Host, certificate_name, is_wanted
 from sky_monarch.controller.model import HostPhase, State
 from sky_monarch.controller.settings import Settings
+from sky_monarch.launch.tunnel import tunnel_address
 
 __all__ = ["Enrolments", "Issuer"]
 
@@ -77,6 +78,8 @@ class Enrolments:
         # What was exported where the run was launched is only good for hosts that are that very machine.
         is_far = not self._settings.base_env
         place = certificate_name(host.name, host.attempt)
+        relay = self._settings.relay
+        apart = {} if relay is None else {"relay": relay, "address": tunnel_address(host.name)}
         return {
             "run_id": self._settings.run_id,
             "host": host.name,
@@ -89,6 +92,7 @@ class Enrolments:
             "services": [],
             "doctor": examination(self._settings.job, place=place, held=True),
             "linger_s": _LINGER_S,
+            **apart,
         }
 
     def _enrolment(self, host: Host) -> str:

@@ -60,6 +60,7 @@ class Settings:
         budget: What the job may cost.
         authority: Of the run, as ``Authority.to_json`` kept it; None where agents show no certificates.
         reached_at: Where hosts dial this controller.
+        relay: Where they dial the relay, through which alone they reach each other; None without a tunnel.
         version: Of the sky-monarch that launched the run.
         collect_s: How long the end of the run is kept for whoever launched it; 0: that is this machine.
     """
@@ -91,6 +92,7 @@ class Settings:
     budget: Budget = field(default_factory=Budget)
     authority: Mapping[str, Any] | None = field(default=None, repr=False)
     reached_at: str = ""
+    relay: str | None = None
     version: str = ""
     collect_s: float = 0.0
 
@@ -167,6 +169,7 @@ def load_settings(path: Path, environ: Mapping[str, str]) -> Settings:
         budget=_budget(config.get("budget") or job.get("budget"), path),
         authority=_authority(private, private_path),
         reached_at=_reached_at(environ, channel),
+        relay=_relay(config, environ, path),
         version=str(run.get("version") or ""),
         collect_s=_collect_s(config, path),
     )
@@ -239,6 +242,13 @@ def _reached_at(environ: Mapping[str, str], channel: str) -> str:
     """Where hosts dial: the port that the agent has bound for it, else the socket of this machine."""
     address = environ.get("SKY_MONARCH_CONTROLLER_ADDR", "")
     return f"tls:{address}" if address else channel
+
+
+def _relay(config: Mapping[str, Any], environ: Mapping[str, str], path: Path) -> str | None:
+    wanted = config.get("tunnel", False)
+    if not isinstance(wanted, bool):
+        raise ConfigError(f"{path}: tunnel is {wanted!r}, not true or false")
+    return f"tls:{_passed(environ, 'SKY_MONARCH_RELAY_ADDR')}" if wanted else None
 
 
 def _limits(config: Mapping[str, Any], path: Path) -> dict[str, float]:

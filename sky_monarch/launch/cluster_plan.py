@@ -338,7 +338,8 @@ def _image(job: JobSpec, candidate: Candidate, cloud: Cloud) -> str | None:
 def _head(job: JobSpec, cloud: Cloud, hosts: tuple[HostSet, ...]) -> Head:
     kind = job.head
     if kind == "auto":
-        kind = "here" if cloud.name == "slurm" else "cluster"
+        apart = len(hosts) > 1 and cloud.reachability is not Reachability.SAME_NETWORK
+        kind = "here" if cloud.name == "slurm" or apart else "cluster"
     if kind != "cluster":
         return Head(kind=kind)
     if len(hosts) == 1 and cloud.reachability is not Reachability.SAME_NETWORK:
@@ -363,7 +364,7 @@ def _notes(
     if shape.hosts > 1 and job.placement == "same-zone" and not names_one_zone(infra):
         yield f"{host_name(job.name, 0)} chooses the zone, the others follow it"
     if shape.sets > 1 and job.sync != EVERY_STEP and cloud.reachability is not Reachability.SAME_NETWORK:
-        yield "groups average through the agents' tunnel"
+        yield from _tunnel_notes(job, shape)
     if shape.nodes > 1:
         yield f"each group takes {shape.nodes} hosts: the loss of one ends it on all of them until that one is replaced"
     if shape.unused:
@@ -392,6 +393,21 @@ def _notes(
         yield f"{head.cluster} is a job of Slurm: a time limit or a pre-emption of its partition ends the whole run"
     if head.kind == "here" and cloud.name != "slurm":
         yield "the hosts dial this machine: it needs an address that they reach"
+
+
+def _tunnel_notes(job: JobSpec, shape: Shape) -> Iterator[str]:
+    """How much goes through the head depends on the model, which a plan does not know: what it depends on is said."""
+    first, last = f"{job.name}-h0", f"{job.name}-h{shape.hosts - 1}"
+    factor = 2 * (job.replicas - 1) / job.replicas
+    yield (
+        f"{first} to {last} reach nobody but the head: groups average, and heal, through the agents' tunnel there "
+        "(by gloo, GPUs too)"
+    )
+    yield (
+        f"with {job.sync} each group sends and gets {factor:.2g} times the bytes of its trained parameters once in so "
+        f"many steps, all of it through the head; one that heals gets parameters and outer optimizer once"
+    )
+    yield "clouds charge for what leaves them, by the gigabyte: that is in no price here"
 
 
 def names_one_zone(infra: str) -> bool:

@@ -15,8 +15,9 @@ from typing import Any
 
 from sky_monarch.errors import ConfigError
 from sky_monarch.launch.plan import LocalPlan, plan_local
+from sky_monarch.launch.tunnel import HEAD_ADDRESS
 
-__all__ = ["COLLECT_S", "HEAD", "Away", "head_files", "plan_head"]
+__all__ = ["COLLECT_S", "HEAD", "Away", "head_files", "plan_head", "with_relay"]
 
 HEAD = "head"
 """Name of the head among the hosts."""
@@ -64,7 +65,12 @@ class Away:
 
 
 def head_files(
-    local: LocalPlan, *, hosts: Sequence[Mapping[str, Any]], choices: int, address: str
+    local: LocalPlan,
+    *,
+    hosts: Sequence[Mapping[str, Any]],
+    choices: int,
+    address: str,
+    tunnelled: bool = False,
 ) -> dict[str, Any]:
     """The files of a local run as those of a head.
 
@@ -73,6 +79,7 @@ def head_files(
         hosts: ``{name, groups}`` of each host that is brought up for it.
         choices: How many places the job may run in.
         address: Where hosts dial it.
+        tunnelled: Whether hosts reach each other through it alone.
     """
     files = dict(local.files)
     placed = [{"name": HEAD, "groups": [], "provisioned": False}]
@@ -81,6 +88,8 @@ def head_files(
     more = {"host": HEAD, "hosts": placed, "tls": True, "choices": choices}
     files["controller.json"] = {**files["controller.json"], **more}
     files["agent.json"] = _agent(files["agent.json"], address)
+    if tunnelled:
+        files |= with_relay(local, files, address)
     return files
 
 
@@ -146,6 +155,36 @@ def _lighthouse(config: Mapping[str, Any], address: str) -> dict[str, Any]:
         "tls": True,
         "control": [f"unix:{config['sockets']['lighthouse']}", f"tls:{_any_port(address)}"],
         "address": address,
+    }
+
+
+def with_relay(local: LocalPlan, files: Mapping[str, Any], address: str) -> dict[str, Any]:
+    """What of a head's files is different where hosts reach each other through it alone.
+
+    A service more, and rendezvous stores that nobody reaches but through that. Its certificate is
+    ``identities.relay`` of ``private.json``.
+
+    Args:
+        local: The run.
+        files: Those of a head.
+        address: Where hosts dial it.
+    """
+    like = files["agent.json"]["services"][-1]
+    run_dir = local.run_dir
+    relay = {
+        **like,
+        "name": "relay",
+        "argv": [like["argv"][0], "-m", "sky_monarch.relay", str(run_dir / "relay.json")],
+        "log": str(run_dir / "relay.log"),
+        "pid_file": str(run_dir / "relay.pid"),
+        "listen": _any_port(address),
+    }
+    private = str(run_dir / "private.json")
+    return {
+        "lighthouse.json": {**files["lighthouse.json"], "address": HEAD_ADDRESS},
+        "controller.json": {**files["controller.json"], "tunnel": True},
+        "relay.json": {"run_id": local.run_id, "private": private, "counts": str(run_dir / "tunnel.json")},
+        "agent.json": {**files["agent.json"], "services": [*files["agent.json"]["services"], relay]},
     }
 
 

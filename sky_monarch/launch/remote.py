@@ -14,24 +14,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sky_monarch.config.sync import EVERY_STEP
 from sky_monarch.errors import ConfigError
 from sky_monarch.launch.address import LOOPBACK
 from sky_monarch.launch.bootstrap import shipped
 from sky_monarch.launch.cluster_plan import Choice, ClusterPlan, Head
 from sky_monarch.launch.head import COLLECT_S, HEAD, Away, head_files
-from sky_monarch.launch.offers import Reachability
 from sky_monarch.launch.placement import HostSet, Shape, head_name, host_sets
 from sky_monarch.launch.plan import LocalPlan
 from sky_monarch.launch.shipping import Shipment
 from sky_monarch.launch.tasks import IDLE_MINUTES
+from sky_monarch.launch.tunnel import is_tunnelled
 
 if TYPE_CHECKING:
     from sky_monarch.config import JobSpec
 
 __all__ = ["HEAD", "Launchable", "RemotePlan", "launchable", "plan_remote", "rehearsal"]
-
-_TOGETHER = (str(Reachability.SAME_NETWORK), "one host")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launchable:
@@ -129,17 +127,20 @@ def _reason(job: JobSpec, choice: Choice, first: Choice | None) -> tuple[str, st
             "one group would take several hosts, and TorchFT's lighthouse is not told when one of them is lost",
             "leave lighthouse out, or ask for fewer GPUs a group",
         )
-    if len(choice.hosts) > 1 and choice.reachability not in _TOGETHER:
-        return (
-            f"its hosts reach each other by {choice.reachability} only, and this version tunnels nothing",
-            "let all groups share one host (and keep no spare one), or choose a place with a common network",
-        )
+    if is_tunnelled(choice) and (reason := _no_tunnel(job, choice)):
+        return reason
     accelerator = job.resources.candidates()[0].accelerator  # the one that devices are counted by
     wanted = accelerator.count if accelerator else 0
     if choice.gpus_per_group != wanted:
         return (
             f"a group has {choice.gpus_per_group} GPUs there, and {wanted} in the first candidate",
             "ask for as many everywhere",
+        )
+    if first is not None and is_tunnelled(choice) != is_tunnelled(first):
+        own, other = ("with", "without") if is_tunnelled(choice) else ("without", "with")
+        return (
+            f"groups would average {own} a tunnel there, and {other} one in the first candidate",
+            "keep candidates with and without a common network in jobs of their own",
         )
     if first is not None and choice.head.kind == "cluster" and choice.infra != first.infra:
         return (
@@ -164,6 +165,28 @@ def _reason(job: JobSpec, choice: Choice, first: Choice | None) -> tuple[str, st
 
 def _count_of(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _no_tunnel(job: JobSpec, choice: Choice) -> tuple[str, str] | None:
+    """Why hosts without a common network cannot train together; None where the tunnel carries what they need."""
+    only = f"its hosts reach each other by {choice.reachability} only"
+    if job.sync == EVERY_STEP:
+        return (
+            f"{only}, and the tunnel through the head is for averages every n steps",
+            "let all groups share one host (and keep no spare one), choose a place with a common network, or write "
+            "sync: diloco(20)",
+        )
+    if job.lighthouse.kind == "torchft":
+        return (
+            f"{only}, and TorchFT's lighthouse knows no rendezvous that a tunnel reaches",
+            "leave lighthouse out",
+        )
+    if choice.head.kind != "here":
+        return (
+            f"{only}, so nobody could dial a head that is one of them",
+            "write head: here; the hosts then dial this machine, at --head-address",
+        )
+    return None
 
 
 def rehearsal(job: JobSpec, hosts: int) -> Launchable:
@@ -287,7 +310,13 @@ def plan_remote(
     else:
         if provider != "local":
             private |= {"base_env": {}, "shell_env": private["base_env"]}
-        files = head_files(local, hosts=hosts, choices=len(choices), address=address)
+        files = head_files(
+            local,
+            hosts=hosts,
+            choices=len(choices),
+            address=address,
+            tunnelled=is_tunnelled(choices[0]),
+        )
         services = [*files["agent.json"]["services"], _provisioner(local)]
         files["agent.json"] = {**files["agent.json"], "services": services}
         files |= {"private.json": private, "provisioner.json": provisioner}

@@ -19,6 +19,7 @@ from sky_monarch.launch.folder import Phase, RunFolder, list_runs, new_run_id
 from sky_monarch.launch.plan import LocalPlan, plan_local
 from sky_monarch.launch.remote import HEAD, RemotePlan, launchable, plan_remote, rehearsal
 from sky_monarch.launch.shipping import Shipment, find_shipment
+from sky_monarch.launch.tunnel import is_tunnelled
 from sky_monarch.launch.wheel import GIVEN
 from sky_monarch.launch.workdir import Listing, list_workdir
 from sky_monarch.sdk.run import Run
@@ -269,7 +270,7 @@ def plan_run(
     if hosts is None:
         _require_skypilot()
         shipment = shipment_of(spec)
-    authority, identities = _certificates(plan.run_id)
+    authority, identities = _certificates(plan.run_id, tunnelled=is_tunnelled(chosen.choices[0]))
     return plan_remote(
         plan, chosen, address=dialled, authority=authority, identities=identities, shipment=shipment
     )
@@ -304,13 +305,17 @@ def _require_skypilot() -> None:
         )
 
 
-def _certificates(run_id: str) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
+def _certificates(
+    run_id: str, *, tunnelled: bool
+) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
     """The run's own authority, and what it has issued to the head's processes."""
     local.require_core()
     from sky_monarch.actors.authority import Authority
 
     authority = Authority.create(run_id, _LIFETIME_S)
     names = {"agent": HEAD, "controller": "controller", "lighthouse": "lighthouse"}
+    if tunnelled:
+        names["relay"] = "relay"
     return authority.to_json(), {who: authority.issue(name) for who, name in names.items()}
 
 

@@ -286,6 +286,7 @@ class RunStatus(Record):
         hosts: Hosts that were provisioned for it; none for a run of this machine.
         cost_usd: What they have cost so far; None where no price is known.
         wasted_usd: Of that, what was paid before an attempt's first commit, and for attempts without one.
+        tunnel_bytes: What hosts that reach nobody but the head have sent each other through it; None without such.
     """
 
     run_id: str
@@ -315,6 +316,7 @@ class RunStatus(Record):
     hosts: tuple[HostStatus, ...] = field(default=(), metadata={"of": HostStatus})
     cost_usd: float | None = None
     wasted_usd: float | None = None
+    tunnel_bytes: int | None = None
 
     @property
     def ended(self) -> bool:

@@ -41,6 +41,8 @@ class RankEnvironment:
         store: ``(host, port)`` of the group's store; None where the group is this process alone.
         agent: None outside sky-monarch.
         address: Numeric address where other groups reach this process.
+        tunnel: Where the agent is told whom this process is about to dial, ``unix:<path>``; None where hosts reach each
+            other by themselves.
         checkpoint: JSON of the job's ``checkpoint``; None without.
         sync: The job's, where it is not ``every_step``.
         healing: How a group that heals gets its state: ``striped`` or ``http``.
@@ -57,6 +59,7 @@ class RankEnvironment:
     store: tuple[str, int] | None = None
     agent: AgentAddress | None = None
     address: str = LOCAL_ADDRESS
+    tunnel: str | None = None
     checkpoint: str | None = None
     sync: str | None = None
     healing: str = "striped"
@@ -155,6 +158,7 @@ class RankEnvironment:
             store=store,
             agent=agent,
             address=env.get("SKY_MONARCH_ADDRESS") or LOCAL_ADDRESS,
+            tunnel=env.get("SKY_MONARCH_TUNNEL") or None,
             checkpoint=env.get("SKY_MONARCH_CHECKPOINT") or None,
             sync=sync,
             healing=healing,

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any
+from urllib.parse import urlsplit
 
 from torchft import Manager
 from torchft.manager import MANAGER_ADDR_KEY
@@ -17,9 +18,12 @@ from sky_monarch.errors import QuorumError
 from sky_monarch.training.healing import Source, StripedTransport
 from sky_monarch.training.process_group import MeshSockets
 from sky_monarch.training.transport import Heal, Healing
+from sky_monarch.training.tunnel import Tunnel
 
 __all__ = ["SessionManager", "quiet_torchft"]
 
+
+logger = logging.getLogger(__name__)
 
 _LONGEST_JOIN_S = 5.0
 
@@ -35,6 +39,11 @@ class SessionManager(Manager):  # type: ignore[misc]  # torchft has no type info
         super().__init__(**arguments)
         self._transport: Healing = arguments["checkpoint_transport"]
         self._executor = _DaemonExecutor("torchft_quorum")
+
+    def dial_through(self, tunnel: Tunnel | None) -> None:
+        """Have the manager of a donor be reached through a tunnel, where there is one."""
+        if tunnel is not None:
+            self._client = _ThroughTunnel(self._client, tunnel)
 
     def shutdown(self, wait: bool = True) -> None:
         """Stop serving, and end a quorum call under way."""
@@ -106,6 +115,26 @@ class SessionManager(Manager):  # type: ignore[misc]  # torchft has no type info
     def forget_votes(self) -> None:
         """Drop failed votes: what comes next is not a retry of them, and needs no new mesh."""
         self._commit_failures = 0
+
+
+class _ThroughTunnel:
+    """The client of the group's manager; TorchFT dials the donor's by itself, right after the quorum names it."""
+
+    def __init__(self, client: Any, tunnel: Tunnel) -> None:
+        self._client, self._tunnel = client, tunnel
+
+    def _quorum(self, **question: Any) -> Any:
+        quorum = self._client._quorum(**question)
+        if quorum.heal:
+            try:
+                self._tunnel.reach("manager", [urlsplit(quorum.recover_src_manager_address).netloc])
+            except ConnectionError as error:
+                # The heal will fail, which the vote knows how to say; raised here it would end the process.
+                logger.warning("the donor's manager: %s", error)
+        return quorum
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
 
 
 class _DaemonExecutor(Executor):

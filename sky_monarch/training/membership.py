@@ -21,6 +21,7 @@ from sky_monarch.training.process_group import ResilientGloo
 from sky_monarch.training.resilient import Resilient
 from sky_monarch.training.timeouts import Timeouts
 from sky_monarch.training.transport import PrivateHTTPTransport
+from sky_monarch.training.tunnel import Tunnel
 from sky_monarch.training.warmup import warm_up
 
 __all__ = ["inner_mesh", "join_group", "make_manager", "make_process_group"]
@@ -29,17 +30,22 @@ __all__ = ["inner_mesh", "join_group", "make_manager", "make_process_group"]
 def make_process_group(env: RankEnvironment, timeouts: Timeouts, device: torch.device) -> Resilient:
     """The group that spans the replica groups, for gradients on ``device``: RCCL on accelerators, else gloo.
 
+    Through a tunnel it is gloo, which copies what is on an accelerator to memory of the host: RCCL finds its ways by
+    the network interfaces of hosts, and through a tunnel there are none.
+
     Raises:
         ConfigError: The environment names a network interface that is not there.
     """
     check_interfaces()
     timeout = timedelta(seconds=timeouts.collective_s)
     connect_timeout = timedelta(seconds=timeouts.rendezvous_s)
-    if device.type == "cuda":  # what torch calls AMD's devices too
+    if device.type == "cuda" and env.tunnel is None:  # what torch calls AMD's devices too
         from sky_monarch.training.rccl import ResilientRccl
 
         return ResilientRccl(timeout=timeout, connect_timeout=connect_timeout)
-    return ResilientGloo(address=env.address, timeout=timeout, connect_timeout=connect_timeout)
+    group = ResilientGloo(address=env.address, timeout=timeout, connect_timeout=connect_timeout)
+    group.tunnel = Tunnel(env.tunnel) if env.tunnel else None
+    return group
 
 
 def join_group(
@@ -141,6 +147,8 @@ def make_manager(
             f"http://{LOCAL_ADDRESS}:{server.address().rpartition(':')[2]}"  # it advertises the host's name
         )
     token = env.agent.token if env.agent is not None else _shared_secret(lighthouse)
+    if group.tunnel is not None:
+        undo.callback(group.tunnel.close)
     transport = _make_transport(env, timeouts, group, token, device)
     undo.callback(transport.shutdown, wait=False)
     try:
@@ -163,6 +171,7 @@ def make_manager(
             init_sync=False,
             quorum_retries=timeouts.quorum_retries,
         )
+        manager.dial_through(group.tunnel)
     except (RuntimeError, TimeoutError) as error:
         raise ConfigError(f"cannot reach the lighthouse or the group's store: {error}") from error
     undo.callback(manager.shutdown)
@@ -174,7 +183,9 @@ def _make_transport(
 ) -> Any:
     """How groups that heal get their state. Memory of accelerators is not registered (yet): it goes by HTTP."""
     if env.healing == "striped" and device.type == "cpu":
-        transport = StripedTransport(replica=env.replica, token=token, address=env.address, neighbours=group)
+        transport = StripedTransport(
+            replica=env.replica, token=token, address=env.address, neighbours=group, tunnel=group.tunnel
+        )
         group.before_meeting = transport.meet
         return transport
     return PrivateHTTPTransport(
@@ -182,6 +193,7 @@ def _make_transport(
         token=token,
         address=env.address,
         timeout=timedelta(seconds=timeouts.transfer_s),
+        tunnel=group.tunnel,
     )
 
 

@@ -121,6 +121,12 @@ class MeshSockets:
         return count
 
 
+def _published(store: dist.Store, rank: int) -> Address:
+    """Where a member listens; waits until it has said so."""
+    host, port = store.get(_LISTENER_KEY.format(rank=rank)).decode().split()
+    return host, int(port)
+
+
 class ResilientGloo(Resilient, ProcessGroupGloo):  # type: ignore[misc]  # torchft has no type information
     """TorchFT's gloo group, cut loose at once when a member dies.
 
@@ -157,7 +163,8 @@ class ResilientGloo(Resilient, ProcessGroupGloo):  # type: ignore[misc]  # torch
     ) -> tuple[dist.ProcessGroup, MeshSockets]:
         gloo: Any = dist.ProcessGroupGloo
         before = _listeners()
-        interface = os.environ.get("GLOO_SOCKET_IFNAME")
+        # Through a tunnel members are known by addresses that no interface has.
+        interface = None if self.tunnel else os.environ.get("GLOO_SOCKET_IFNAME")
         device = (
             gloo.create_device(interface=interface)
             if interface
@@ -166,6 +173,10 @@ class ResilientGloo(Resilient, ProcessGroupGloo):  # type: ignore[misc]  # torch
         own = [address for inode, address in _listeners().items() if inode not in before]
         if own:
             store.set(_LISTENER_KEY.format(rank=rank), f"{own[0][0]} {own[0][1]}")
+        if self.tunnel is not None:
+            # Waits for each, as gloo would a moment later: whoever dials has to have asked before.
+            others = [peer for peer in range(world_size) if peer != rank]
+            self.tunnel.reach("mesh", [":".join(map(str, _published(store, peer))) for peer in others])
 
         options = gloo._Options()
         options._devices = [device]
@@ -186,8 +197,6 @@ class ResilientGloo(Resilient, ProcessGroupGloo):  # type: ignore[misc]  # torch
         # time, not safety.
         listeners = set(own)
         for peer in range(world_size):
-            key = _LISTENER_KEY.format(rank=peer)
-            if peer != rank and store.check([key]):
-                host, port = store.get(key).decode().split()
-                listeners.add((host, int(port)))
+            if peer != rank and store.check([_LISTENER_KEY.format(rank=peer)]):
+                listeners.add(_published(store, peer))
         return group, MeshSockets.find(quorum_id, listeners)

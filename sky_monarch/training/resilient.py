@@ -26,6 +26,8 @@ import torch
 from torch import distributed as dist
 from torchft.process_group import ProcessGroupWrapper, create_store_client
 
+from sky_monarch.training.tunnel import Tunnel
+
 __all__ = ["Mesh", "Resilient"]
 
 logger = logging.getLogger(__name__)
@@ -70,6 +72,7 @@ class Resilient(ProcessGroupWrapper):  # type: ignore[misc]  # torchft has no ty
 
     Attributes:
         before_meeting: Called with the id of each quorum before its members meet; what it returns they can read.
+        tunnel: The way to members on other hosts, where these do not reach each other by themselves.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class Resilient(ProcessGroupWrapper):  # type: ignore[misc]  # torchft has no ty
         self._group_world_size: int | None = None
         self._met: tuple[dist.Store, int] | None = None
         self.before_meeting: Callable[[int], str | None] | None = None
+        self.tunnel: Tunnel | None = None
 
     @abstractmethod
     def _connect(
@@ -212,6 +216,8 @@ class Resilient(ProcessGroupWrapper):  # type: ignore[misc]  # torchft has no ty
     def _meet(self, attempt: _Rendezvous, store_addr: str, rank: int, world_size: int) -> None:
         """Body of the rendezvous thread."""
         try:
+            if self.tunnel is not None:
+                self.tunnel.reach("store", [store_addr.partition("/")[0]])
             store = create_store_client(store_addr, timeout=self._connect_timeout)
             if attempt.word is not None:
                 # Before it connects: who has met it can read it.

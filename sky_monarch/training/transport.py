@@ -18,12 +18,15 @@ from dataclasses import dataclass
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 import torch
 from torch.utils._pytree import tree_map_only
 from torchft.checkpointing import HTTPTransport
 from torchft.checkpointing._rwlock import RWLock
 from torchft.checkpointing._serialization import _streaming_load, _streaming_save
+
+from sky_monarch.training.tunnel import Tunnel
 
 __all__ = ["Heal", "Healing", "PrivateHTTPTransport"]
 
@@ -106,9 +109,12 @@ class PrivateHTTPTransport(HTTPTransport[Any]):  # type: ignore[misc]  # torchft
         token: The run's secret; it is never sent, only proofs made with it.
         address: Numeric address to listen on and to advertise.
         timeout: For one request.
+        tunnel: The way to donors on other hosts, where these do not reach each other by themselves.
     """
 
-    def __init__(self, *, replica: int, token: str, address: str, timeout: timedelta) -> None:
+    def __init__(
+        self, *, replica: int, token: str, address: str, timeout: timedelta, tunnel: Tunnel | None = None
+    ) -> None:
         # HTTPTransport's constructor opens its server at once; the state that its other methods use is set
         # up here.
         self._checkpoint_lock = RWLock(timeout=timeout.total_seconds())
@@ -123,6 +129,7 @@ class PrivateHTTPTransport(HTTPTransport[Any]):  # type: ignore[misc]  # torchft
         self._stream = None if accelerator is None else torch.Stream(accelerator)
         self._key = token.encode()
         self.replica = replica
+        self._tunnel = tunnel
         self._heal: Heal | None = None
         self.torn = False  # what is received lies beside the parameters until all of it is there
         self.disallow_checkpoint()
@@ -163,6 +170,8 @@ class PrivateHTTPTransport(HTTPTransport[Any]):  # type: ignore[misc]  # torchft
         nonce = secrets.token_hex(_NONCE_BYTES)
         if not metadata.startswith("http://"):
             raise PermissionError(f"not an address of a donor: {metadata!r}")
+        if self._tunnel is not None:
+            self._tunnel.reach("state", [urlsplit(metadata).netloc])
         request = urllib.request.Request(  # noqa: S310  # the scheme is checked above
             f"{metadata}{step}/full", headers={_REQUEST_HEADER: f"{nonce} {self.proof('ask', nonce, path)}"}
         )

@@ -25,6 +25,8 @@ from sky_monarch.actors import Authority
 from sky_monarch.launch import local
 from sky_monarch.launch.environment import agent_environment
 from sky_monarch.launch.folder import RunFolder
+from sky_monarch.launch.head import with_relay
+from sky_monarch.launch.tunnel import tunnel_address
 from sky_monarch.sdk._up import plan_job
 from sky_monarch.sdk.run import Run
 from tests.support.network import Network
@@ -92,6 +94,9 @@ def several_hosts(
         yield plan.name, keepers
 
 
+_ALONE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+
+
 @dataclass(frozen=True, slots=True)
 class Enrolled:
     """A run whose hosts have enrolled.
@@ -127,6 +132,7 @@ def _head_files(
     authority: Authority,
     limits: Mapping[str, float],
     address: str,
+    tunnelled: bool,
 ) -> dict[str, dict[str, Any]]:
     """The plan's files for a head that hosts reach over TLS, at ``address``."""
     files = {name: dict(content) for name, content in plan.files.items()}
@@ -146,6 +152,9 @@ def _head_files(
     placed = [{"name": "head", "groups": []}]
     placed += [{"name": name, "groups": [number]} for number, name in enumerate(names)]
     files["controller.json"] |= {"hosts": placed, "limits": dict(limits), "tls": True}
+    if tunnelled:
+        files["private.json"]["identities"]["relay"] = authority.issue("relay")
+        files |= with_relay(plan, files, address)
     return files
 
 
@@ -169,6 +178,9 @@ def enrolment(
         "linger_s": 30.0,
         "limits": dict(limits or {}),
     }
+    if ports := enrolled.ports.get("relay"):
+        head = enrolled.controller.rpartition(":")[0]
+        told |= {"relay": f"{head}:{ports[0]}", "address": tunnel_address(host)}
     token = json.loads((enrolled.run_dir / "private.json").read_text())["token"]
     identity = enrolled.authority.issue(f"{host}-a{attempt}")
     secret = json.dumps({"token": token, "identities": {"agent": identity}}).encode()
@@ -209,6 +221,7 @@ def enrolled_hosts(
     limits: Mapping[str, float] | None = None,
     agent_limits: Mapping[str, float] | None = None,
     net: Network | None = None,
+    tunnelled: bool = False,
 ) -> Iterator[Enrolled]:
     """Run ``job``, one group on each of ``count`` hosts that were provisioned for the first time.
 
@@ -219,13 +232,15 @@ def enrolled_hosts(
         limits: Of the controller.
         agent_limits: Of the hosts' agents.
         net: Its hub is the head, its hosts the hosts; None: all are on loopback.
+        tunnelled: Hosts reach each other through the head alone. Each sees its own processes only: nobody reads another
+            one's memory past the network.
     """
     address = net.hub_address if net else "127.0.0.1"
     with mock.patch.dict("os.environ", bench.env), quiet_sockets():
         plan = plan_job(job)
         names = [f"{plan.name}-h{number}" for number in range(count)]
         authority = Authority.create(plan.run_id, 3600)
-        plan = dataclasses.replace(plan, files=_head_files(plan, names, authority, limits or {}, address))
+        plan = dataclasses.replace(plan, files=_head_files(plan, names, authority, limits or {}, address, tunnelled))
         if net:
             plan = dataclasses.replace(plan, agent_argv=net.inside(net.hub, *plan.agent_argv))
         with Run(RunFolder(plan.run_dir)) as probe:
@@ -236,7 +251,8 @@ def enrolled_hosts(
         far = Enrolled(plan.name, plan.run_id, plan.run_dir, f"tls:{address}:{port}", authority, folders, {})
         with ExitStack() as undo:
             for number, (name, folder) in enumerate(folders.items()):
-                inside = {"inside": partial(net.inside, net.hosts[number])} if net else {}
+                alone = _ALONE if tunnelled else ()
+                inside = {"inside": partial(net.inside, net.hosts[number], *alone)} if net else {}
                 told = enrolment(far, name, limits=agent_limits)
                 far.keepers[name] = enrol(far, name, folder, told, **inside)
                 undo.callback(far.keepers[name].wait, timeout=30)

@@ -15,6 +15,7 @@ from tests.support.mutants_saved import DEALT, FORKED, SAVED
 from tests.support.mutants_scaled import SCALED
 from tests.support.mutants_sharded import SHARDED
 from tests.support.mutants_told import TOLD
+from tests.support.mutants_tunnel import TUNNEL
 from tests.support.mutants_unfit import UNFIT
 from tests.support.mutants_watched import WATCHED
 from tests.support.mutants_wide import WIDE
@@ -512,4 +513,5 @@ MUTANTS: list[Mutant] = [
     *WIDE,
     *EXAMPLES,
     *ACTORS,
+    *TUNNEL,
 ]

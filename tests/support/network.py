@@ -67,6 +67,11 @@ class Network:
         """The command line that runs ``argv`` in a namespace, in place of itself."""
         return ["ip", "netns", "exec", namespace, *argv]
 
+    def isolate(self) -> None:
+        """Let each host reach the hub, and no other host: as where all may dial out and nobody be dialled."""
+        for number in range(len(self.hosts)):
+            ip("-n", self.hub, "link", "set", self._port(number), "type", "bridge_slave", "isolated", "on")
+
     def unplug(self, host: int) -> None:
         """Pull a host's cable at the hub: nothing gets through, and nobody is told."""
         ip("-n", self.hub, "link", "set", self._port(host), "down")

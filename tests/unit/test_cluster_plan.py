@@ -167,12 +167,15 @@ def test_groups_that_could_not_talk_may_train_semi_synchronously():
     choice = first("infra: runpod\nsync: diloco(20)\nplacement: any\nresources: {accelerators: MI300X:4}")
 
     assert [host.groups for host in choice.hosts] == [(0, 1), (2, 3)]
-    assert any("tunnel" in note for note in choice.notes)
-    assert next(iter(tasks(choice))) == "demo-head", "the head is a cluster of its own, launched first"
-    head = tasks(choice)["demo-head"]
-    assert "accelerators" not in head["resources"]
-    assert "use_spot" not in head["resources"]
-    assert head["resources"]["ports"]
+    assert any("demo-h0 to demo-h1 reach nobody but the head" in note for note in choice.notes)
+    assert any("sends and gets 1.5 times the bytes" in note for note in choice.notes), "4 groups, by a ring"
+    assert any("charge for what leaves them" in note for note in choice.notes)
+    assert choice.head.kind == "here", "nobody could dial a head that is a pod, too"
+    assert list(tasks(choice)) == ["demo-h0", "demo-h1"]
+    asked = first(
+        "infra: runpod\nsync: diloco(20)\nplacement: any\nhead: cluster\nresources: {accelerators: MI300X:4}"
+    )
+    assert asked.head.own, "whoever insists is told at the launch"
 
 
 @pytest.mark.parametrize(("infra", "gpu"), [("runpod", "MI300X:8"), ("azure", "MI300X:8")])

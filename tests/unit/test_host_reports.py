@@ -181,6 +181,16 @@ def test_each_attempt_gets_a_certificate_of_its_own_while_it_is_coming() -> None
     assert "t0ken" not in public
 
 
+def test_hosts_that_only_dial_out_are_told_of_the_relay_and_of_the_address_that_all_know_them_by() -> None:
+    host = dataclasses.replace(HostRun().state.host("h0"), name="demo-h0", attempt=3)
+    known = dataclasses.replace(settings(), reached_at="tls:10.0.0.9:7443", relay="tls:10.0.0.9:7444")
+    told = Enrolments(known, None).agent(host)
+    assert (told["relay"], told["address"]) == ("tls:10.0.0.9:7444", "127.64.0.2")
+    near = Enrolments(dataclasses.replace(known, relay=None), None).agent(host)
+    assert near["address"] == "auto"
+    assert "relay" not in near
+
+
 def test_without_its_journal_a_run_wants_nothing_of_hosts_that_may_live() -> None:
     run, issuer = HostRun(), Issuer()
     run.feed(model.JournalLost(reason="it is gone"))

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import sky_monarch
+from sky_monarch.controller.tunnel import tunnelled_bytes
 from sky_monarch.errors import LaunchError
 from sky_monarch.launch import local
 from sky_monarch.launch.folder import Phase, RunFolder, write_json
@@ -169,3 +170,13 @@ def test_a_run_of_another_version_is_not_taken_up_again(env, tmp_path):
 
     assert sky_monarch.__version__ in str(caught.value)
     assert "pip install sky-monarch==9.9.9" in (caught.value.hint or "")
+
+
+def test_bytes_of_the_tunnel_are_those_of_all_hosts_and_none_where_nobody_counts_them(tmp_path) -> None:
+    assert tunnelled_bytes(tmp_path) is None
+    counts = {"hosts": {"demo-h0": {"sent": 5, "received": 7}, "demo-h1": {"sent": 1, "received": 0}}}
+    (tmp_path / "tunnel.json").write_text(json.dumps(counts))
+    assert tunnelled_bytes(tmp_path) == 13
+    for damaged in ("", "[]", '{"hosts": 1}', '{"hosts": {"h": {"sent": "x", "received": 1}}}'):
+        (tmp_path / "tunnel.json").write_text(damaged)
+        assert tunnelled_bytes(tmp_path) is None, damaged

@@ -37,6 +37,7 @@ ALLOWED = {
     "notice": set(),
     "service_log": set(),
     "lighthouse": {"_core"},
+    "relay": {"_core"},
     "stacks": set(),
     "standby": {"stacks"},
     "tracebacks": set(),

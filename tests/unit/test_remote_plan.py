@@ -16,6 +16,7 @@ from sky_monarch.launch.cluster_plan import plan_clusters
 from sky_monarch.launch.plan import LocalPlan, plan_local
 from sky_monarch.launch.remote import RemotePlan, launchable, plan_remote, rehearsal
 from sky_monarch.launch.shipping import Shipment
+from sky_monarch.launch.tunnel import tunnel_address
 from sky_monarch.launch.wheel import Wheel
 from sky_monarch.launch.workdir import Listing
 
@@ -216,10 +217,75 @@ def test_a_rehearsal_with_more_hosts_than_groups_shares_the_ranks_of_each_out():
         rehearsal(spec, 2 * spec.replicas + 1)
 
 
-def test_hosts_without_a_common_network_are_refused_although_the_groups_average_rarely():
-    text = "infra: runpod\nhead: here\nsync: diloco(20)\nresources: {accelerators: MI300X:8}\nranks_per_replica: 8\n"
+APART = "infra: runpod\nplacement: any\nresources: {accelerators: MI300X:8}\nranks_per_replica: 8\n"
 
-    assert "tunnels nothing" in refusal(text)
+
+def test_hosts_without_a_common_network_average_rarely_through_the_head():
+    plan = planned(f"{APART}sync: diloco(20)\n")
+
+    files = plan.head.files
+    assert [service["name"] for service in files["agent.json"]["services"]] == [
+        "lighthouse",
+        "controller",
+        "relay",
+        "provisioner",
+    ]
+    relay = files["agent.json"]["services"][2]
+    assert relay["listen"].endswith(":0"), "its port outlives it"
+    assert relay["argv"][1:] == ["-m", "sky_monarch.relay", str(RUN_DIR / "relay.json")]
+    assert files["relay.json"]["private"] == str(RUN_DIR / "private.json")
+    assert files["controller.json"]["tunnel"] is True
+    assert files["lighthouse.json"]["address"] == "127.64.0.1", "stores are reached through the tunnel alone"
+
+
+def test_hosts_with_a_common_network_get_no_relay():
+    files = planned().head.files
+
+    assert "relay.json" not in files
+    assert "tunnel" not in files["controller.json"]
+    assert not any(service["name"] == "relay" for service in files["agent.json"]["services"])
+
+
+@pytest.mark.parametrize(
+    ("more", "reason", "fix"),
+    [
+        ("sync: diloco(20)\nhead: cluster\n", "nobody could dial a head that is one of them", "head: here"),
+        ("sync: diloco(20)\nlighthouse: torchft\n", "knows no rendezvous", "leave lighthouse out"),
+    ],
+)
+def test_what_the_tunnel_does_not_carry_is_refused_with_the_fix(more, reason, fix):
+    said = refusal(APART + more)
+
+    assert reason in said
+    assert fix in said
+
+
+def test_groups_on_one_host_without_a_common_network_keep_no_spare_one():
+    text = "infra: runpod\nhead: here\nresources: {accelerators: MI300X:1}\nrecovery: {spare: 1}\n"
+    said = refusal(text)
+
+    assert "mapped ports only" in said
+    assert "averages every n steps" in said
+
+
+def test_candidates_with_and_without_a_common_network_are_not_mixed():
+    text = (
+        "infra: slurm\nhead: here\nplacement: any\nsync: diloco(20)\nranks_per_replica: 8\n"
+        "resources: {accelerators: MI300X:8, ordered: [{infra: slurm}, {infra: runpod}]}\n"
+    )
+    spec = job(text)
+
+    found = launchable(spec, plan_clusters(spec))
+
+    assert [choice.infra for choice in found.choices] == ["slurm"]
+    assert any("with a tunnel there, and without one" in reason for reason in found.left_out)
+
+
+@pytest.mark.parametrize("host", ["demo", "demo-h", "demo-h01", "demo-h4194302", "demo-h-1"])
+def test_a_host_of_another_name_has_no_place_in_the_tunnel(host):
+    assert tunnel_address("my-h-h300") == "127.64.1.46"
+    with pytest.raises(ConfigError, match="no place in the tunnel"):
+        tunnel_address(host)
 
 
 def test_candidates_may_place_groups_each_in_its_own_way_and_what_is_left_out_has_its_reason():

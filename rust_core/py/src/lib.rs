@@ -55,6 +55,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(services::make_authority, module)?)?;
     module.add_function(wrap_pyfunction!(services::run_agent, module)?)?;
     module.add_function(wrap_pyfunction!(services::run_lighthouse, module)?)?;
+    module.add_function(wrap_pyfunction!(services::run_relay, module)?)?;
     module.add("PROTOCOL_VERSION", sky_monarch_core::protocol::VERSION)?;
     Ok(())
 }

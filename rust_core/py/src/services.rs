@@ -1,4 +1,4 @@
-//! The two services that run as processes of their own: agent and lighthouse.
+//! The services that run as processes of their own: agent, lighthouse and relay.
 
 use std::collections::BTreeMap;
 
@@ -6,6 +6,7 @@ use pyo3::prelude::*;
 use serde::Serialize;
 use sky_monarch_core::agent::{self, forked, keeper};
 use sky_monarch_core::lighthouse;
+use sky_monarch_core::tunnel;
 use sky_monarch_core::wire::tls::{Authority, KeptAuthority};
 use sky_monarch_core::{Error, ErrorKind};
 use tracing_subscriber::EnvFilter;
@@ -85,6 +86,13 @@ pub fn settle_forked(py: Python<'_>, agent: u32, spawn_id: &str, nice: i32, limi
 pub fn run_lighthouse(py: Python<'_>, config_json: &str) -> PyResult<i32> {
     log_to_stderr();
     py.detach(|| lighthouse::run(config_json)).map_err(|error| to_python(py, &error))
+}
+
+/// Runs the relay of a tunnel until it ends; returns its exit code.
+#[pyfunction]
+pub fn run_relay(py: Python<'_>, config_json: &str) -> PyResult<i32> {
+    log_to_stderr();
+    py.detach(|| tunnel::run(config_json)).map_err(|error| to_python(py, &error))
 }
 
 /// The process belongs to the service, so its standard error does too. `SKY_MONARCH_LOG` filters, `info` by default.

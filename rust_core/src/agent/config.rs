@@ -41,6 +41,9 @@ pub struct Config {
     /// Where ranks of other hosts reach those of this one; a number, no name.
     #[serde(default = "default_address")]
     pub address: IpAddr,
+    /// Where the head's relay is, `tls:<host>:<port>`: this host and the others reach each other only through it.
+    #[serde(default)]
+    pub relay: Option<String>,
     /// Processes to keep alive beside the ranks; none but on the head.
     #[serde(default)]
     pub services: Vec<Service>,

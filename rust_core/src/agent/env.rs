@@ -25,6 +25,8 @@ pub struct RunEnv {
     pub agent: String,
     /// Where ranks of other hosts reach those of this one.
     pub address: IpAddr,
+    /// Where ranks say which other host's rank they are about to dial: `unix:<path>`; none without a tunnel.
+    pub tunnel: Option<String>,
     /// Run folder.
     pub run_dir: PathBuf,
 }
@@ -105,6 +107,9 @@ pub fn rank_env(run: &RunEnv, plan: &GroupPlan, place: &Place<'_>) -> BTreeMap<S
         ("SKY_MONARCH_STACKS", files.stacks.to_string_lossy().into_owned()),
     ];
     env.extend(ours.map(|(name, value)| (name.to_owned(), value)));
+    if let Some(tunnel) = &run.tunnel {
+        env.insert("SKY_MONARCH_TUNNEL".into(), tunnel.clone());
+    }
     if !plan.lighthouse.is_empty() {
         env.insert("TORCHFT_LIGHTHOUSE".into(), lighthouse_url(run, plan, generation));
     }
@@ -177,6 +182,7 @@ mod tests {
             token,
             agent: "unix:/run/agent.sock".into(),
             address: Ipv4Addr::LOCALHOST.into(),
+            tunnel: None,
             run_dir: "/runs/demo-1".into(),
         }
     }

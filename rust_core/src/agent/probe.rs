@@ -14,7 +14,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
@@ -22,6 +22,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use crate::protocol::{ProbeTarget, Reached, certificate_name};
+use crate::tunnel::Tunnel;
 use crate::wire::tls::{self, Identity};
 use crate::{Error, ErrorKind, Result};
 
@@ -46,6 +47,7 @@ pub struct Probe {
     address: IpAddr,
     port: SocketAddr,
     connector: Connector,
+    tunnel: Option<Tunnel>,
     questions: Semaphore,
     _answering: JoinSet<()>,
 }
@@ -72,7 +74,15 @@ impl Probe {
         let mut answering = JoinSet::new();
         answering.spawn(answer(listener, acceptor));
         let questions = Semaphore::new(MOST_QUESTIONS);
-        Ok(Self { host: host.to_owned(), address, port, connector, questions, _answering: answering })
+        let (host, tunnel) = (host.to_owned(), None);
+        Ok(Self { host, address, port, connector, tunnel, questions, _answering: answering })
+    }
+
+    /// The same, whose questions go the way that ranks' connections go.
+    #[must_use]
+    pub fn through(mut self, tunnel: Option<Tunnel>) -> Self {
+        self.tunnel = tunnel;
+        self
     }
 
     /// Where it answers.
@@ -142,14 +152,22 @@ impl Probe {
     }
 
     /// From the address that ranks use: another one of this host might go another way.
-    async fn connect(&self, address: SocketAddr) -> std::io::Result<TcpStream> {
+    async fn connect(&self, address: SocketAddr) -> std::io::Result<Box<dyn Way>> {
+        if let (Some(tunnel), SocketAddr::V4(to)) = (&self.tunnel, address) {
+            let ends = tunnel.open(to).await.map_err(|error| std::io::Error::other(error.message().to_owned()))?;
+            return Ok(Box::new(ends.joined()));
+        }
         let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
         socket.bind(SocketAddr::new(self.address, 0))?;
-        socket.connect(address).await
+        Ok(Box::new(socket.connect(address).await?))
     }
 }
 
-async fn there_and_back(stream: tokio_rustls::client::TlsStream<TcpStream>) -> std::io::Result<bool> {
+/// What a question goes along: a connection, or a stream of the tunnel.
+trait Way: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Way for T {}
+
+async fn there_and_back(stream: tokio_rustls::client::TlsStream<Box<dyn Way>>) -> std::io::Result<bool> {
     let sent: Vec<u8> = (0..BYTES).map(|index| (index % 251) as u8).collect();
     let mut back = vec![0; BYTES];
     let (mut read, mut write) = tokio::io::split(stream);

@@ -85,7 +85,7 @@ pub fn table() -> Vec<Entry> {
 }
 
 /// The value of a variable in the environment that a process was started with.
-fn variable(pid: u32, name: &str) -> Option<String> {
+pub(crate) fn variable(pid: u32, name: &str) -> Option<String> {
     let environ = fs::read(format!("/proc/{pid}/environ")).ok()?;
     environ.split(|byte| *byte == 0).find_map(|pair| {
         let value = pair.strip_prefix(name.as_bytes())?.strip_prefix(b"=")?;

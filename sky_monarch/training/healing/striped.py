@@ -28,6 +28,7 @@ from sky_monarch.training.healing.encoding import Leaf, Replicated, Shape, decod
 from sky_monarch.training.healing.offer import Donor, Manifest, layout_of, memory_of_leaves
 from sky_monarch.training.sharding import MODEL
 from sky_monarch.training.transport import Heal
+from sky_monarch.training.tunnel import Tunnel
 
 __all__ = ["Neighbours", "Source", "StripedTransport"]
 
@@ -83,6 +84,7 @@ class StripedTransport(CheckpointTransport[Any]):  # type: ignore[misc]  # torch
         address: Numeric address that others reach.
         neighbours: Who else is there.
         bytes_per_s: What may leave in all; None for as much as there is.
+        tunnel: The way to donors on other hosts, where these do not reach each other by themselves.
 
     Attributes:
         torn: Whether this process's parameters are partly a donor's: they are of no step then.
@@ -96,8 +98,9 @@ class StripedTransport(CheckpointTransport[Any]):  # type: ignore[misc]  # torch
         address: str,
         neighbours: Neighbours,
         bytes_per_s: int | None = None,
+        tunnel: Tunnel | None = None,
     ) -> None:
-        self._replica, self._neighbours = replica, neighbours
+        self._replica, self._neighbours, self._tunnel = replica, neighbours, tunnel
         self._domain = Domain(token, address=address, bytes_per_s=bytes_per_s)
         self._source: Source | None = None
         self._lock = threading.Lock()
@@ -273,6 +276,8 @@ class StripedTransport(CheckpointTransport[Any]):  # type: ignore[misc]  # torch
         if manifest.own is not None:
             moved += self._read([manifest.own], own, left_s()).bytes
         donors = self._donors(manifest)
+        if self._tunnel is not None:
+            self._tunnel.reach("donors", [str(json.loads(donor.handle)["address"]) for donor in donors])
         common = [one for one, path in zip(tensors, manifest.paths, strict=True) if path is not None]
         if common:
             # From here on the parameters are of no step, until all of it has come.
@@ -287,6 +292,8 @@ class StripedTransport(CheckpointTransport[Any]):  # type: ignore[misc]  # torch
         return state
 
     def _read_manifest(self, address: str, left_s: Callable[[], float]) -> Manifest:
+        if self._tunnel is not None:
+            self._tunnel.reach("state", [address])
         word = self._domain.lookup(address, _STATE, self._quorum, timeout_s=left_s())
         try:
             offer = json.loads(word)
