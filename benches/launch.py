@@ -76,11 +76,19 @@ def run(arguments: Sequence[str] = ()) -> int:
 
 
 def _interleaved(peers: Mapping[str, list[str]], env: Mapping[str, str]) -> dict[str, list[float]]:
-    """Processor seconds of each command line, ``REPEATS`` times in turn."""
+    """Processor seconds of each command line, ``REPEATS`` times in turn.
+
+    Everything is compiled before, as installed packages are: some environments keep Python from writing bytecode.
+    """
     costs: dict[str, list[float]] = {name: [] for name in peers}
-    for _ in range(REPEATS):
-        for name, argv in peers.items():
-            costs[name].append(cpu_s(argv, {**os.environ, "NO_COLOR": "1", **env}))
+    with tempfile.TemporaryDirectory() as compiled:
+        whole = {**os.environ, "NO_COLOR": "1", **env, "PYTHONPYCACHEPREFIX": compiled}
+        whole.pop("PYTHONDONTWRITEBYTECODE", None)
+        for number in range(REPEATS + 1):
+            for name, argv in peers.items():
+                cost_s = cpu_s(argv, whole)
+                if number:
+                    costs[name].append(cost_s)
     return costs
 
 

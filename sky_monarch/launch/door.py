@@ -26,12 +26,14 @@ from sky_monarch.launch.process import Process
 
 __all__ = ["Door", "close_door", "open_door"]
 
-_OPEN_S = 30.0
-_LOCK_S = 40.0
+# On Kubernetes and Slurm SSH goes through a proxy of SkyPilot's, which first imports all of it.
+_CONNECT_S = 60
+_OPEN_S = 75.0
+_LOCK_S = 90.0
 _LOOK_S = 0.05
 _FORWARD = (
     *("-o", "BatchMode=yes"),
-    *("-o", "ConnectTimeout=15"),
+    *("-o", f"ConnectTimeout={_CONNECT_S}"),
     *("-o", "ExitOnForwardFailure=yes"),
     *("-o", "ServerAliveInterval=5"),
     *("-o", "ServerAliveCountMax=3"),

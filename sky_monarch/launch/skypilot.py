@@ -414,7 +414,10 @@ def ssh(cluster: str) -> tuple[str, ...]:
             raise SkyPilotError(
                 f"SkyPilot says nothing of how {cluster} is reached", classes=("NotReachable",)
             )
-        return ("-F", str(config), cluster)
+        # SkyPilot writes `~`, which is $HOME to SkyPilot, and to ssh what the user's account says.
+        named = (line.split(maxsplit=1) for line in config.read_text(encoding="utf-8").splitlines())
+        keys = [Path(words[1]).expanduser() for words in named if words[:1] == ["IdentityFile"]]
+        return ("-F", str(config), *(word for key in keys for word in ("-i", str(key))), cluster)
 
     return _within(_CALL_S, ask)
 

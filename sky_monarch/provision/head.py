@@ -152,13 +152,17 @@ class Head:
             Superseded: ``stop`` was set.
         """
         deadline = time.monotonic() + self._limits.head_s
-        why = "nothing of it is there"
+        why = told = "nothing of it is there"
         while time.monotonic() < deadline:
             try:
                 if (door := self._provider.door(self.name, _ATTEMPT)) is not None:
                     return door
+                why = "nothing of it is there"
             except ProvisionError as error:
                 why = plain(str(error))
+            if why != told:  # else it is being set up
+                told = why
+                _log.info("the head is not found yet", cluster=self.name, why=why)
             gone = [one for one in self._provider.notices() if one.host == self.name]
             if gone:
                 why = gone[0].reason

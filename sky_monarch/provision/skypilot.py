@@ -44,7 +44,9 @@ _POLL_S = 2.0
 _DOWN_S = 300.0
 _CANCEL_S = 60.0
 _STATUS_S = 120.0
-_SSH_S = 60.0
+#: Its proxies for SSH import all of SkyPilot first.
+_CONNECT_S = 60
+_SSH_S = 90.0
 #: An API server that does not answer for so long is away: it takes 9 s to start, and half a minute on a busy machine.
 _SERVER_S = 300.0
 #: The clocks of a remote API server and of this machine differ.
@@ -249,7 +251,16 @@ class SkyPilotProvider:
         except SkyPilotError as error:
             raise _translated(error) from error
         path = f"$HOME/.sky-monarch/runs/{self._settings.run_id}/{cluster}-a{attempt}/run.json"
-        argv = ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15", *ssh, f'cat "{path}"']
+        argv = [
+            "ssh",
+            "-T",
+            "-o",
+            "BatchMode=yes",
+            "-o",
+            f"ConnectTimeout={_CONNECT_S}",
+            *ssh,
+            f'cat "{path}"',
+        ]
         try:
             done = subprocess.run(
                 argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SSH_S, check=False, text=True

@@ -53,7 +53,9 @@ def kill_host(folder: RunFolder, life: str) -> None:
 
 
 def host_of(status: dict, name: str) -> dict:
-    return next(host for host in status["hosts"] if host["host"] == name)
+    found = next((host for host in status["hosts"] if host["host"] == name), None)
+    assert found is not None, (name, status["hosts"])
+    return found
 
 
 def nothing_is_left(folder: RunFolder) -> None:
@@ -79,6 +81,13 @@ def test_the_head_is_a_cluster_that_goes_last(workbench: Workbench) -> None:
     assert keeper is not None
     head = leader(folder, "far-head-a1")
     assert os.getsid(head) == head, "a tree of its own"
+
+    def line() -> dict:
+        found = host_of(workbench.status("far"), "far-head")
+        assert (found["head"], found["groups"], found["cost_usd"]) == (True, [], 0.0), found
+        return found
+
+    eventually(line, within_s=20, what="the head costs as hosts do, and is a line of its own")
     assert status["run_dir"] == str(folder.path), "whose files a user looks for are here"
     assert {path.name for path in holders_of_the_secret(folder)} == {"private.json"}
     for path in holders_of_the_secret(folder):

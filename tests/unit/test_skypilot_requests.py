@@ -194,8 +194,9 @@ def test_how_a_cluster_is_reached_by_ssh_is_what_skypilots_own_commands_write(sa
     out, _, _ = said
     (found, missing), config = out["ssh"], out["ssh config"]
 
-    assert found["value"][0] == "-F"
-    assert found["value"][2] == "demo-head"
+    first, _, option, key, last = found["value"]
+    assert (first, option, last) == ("-F", "-i", "demo-head")
+    assert "KEY" in Path(key).read_text(), "also where $HOME is not what the account says, which ssh goes by"
     assert "Host demo-head\n  HostName 192.0.2.7\n  User sky\n" in config
     assert "  Port 2222\n" in config
     assert "demo-gone" in missing["reason"]
