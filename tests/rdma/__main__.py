@@ -21,7 +21,7 @@ from tests.rdma.packages import Packages, Unavailable
 REPO = Path(__file__).parents[2]
 _TESTS = "rdma::verbs::rxe_tests"
 _KILL = "SKY-GUEST-KILL-THE-OTHER"
-_LIMIT_S = 900.0
+_LIMIT_S = 600.0
 #: A defect of ours, and the test that it has to turn red: else that test shows nothing.
 _MUTANTS = {
     "ignore_epoch": "what_the_owner_does_not_allow_is_refused_by_its_kind",
@@ -135,18 +135,15 @@ def main() -> int:
         folder = Path(temporary)
         alone = _one_guest(packages, tests, folder)
         _show(alone)
-        if alone.code != 0:
-            print(f"FAILED: make test-rdma: one guest ended with {alone.code}", flush=True)
-            return 1
         owner, requester = _two_guests(packages, tests, folder)
         _show(owner)
         _show(requester)
-        if requester.code != 0:
-            print(
-                f"FAILED: make test-rdma: over two guests, the requester ended with {requester.code}",
-                flush=True,
-            )
-            return 1
+    # The owner of the two loses its power: it ends with nothing.
+    failed = [guest for guest in (alone, requester) if guest.code != 0]
+    if failed:
+        ends = ", ".join(f"{guest.name} ended with {guest.code}" for guest in failed)
+        print(f"FAILED: make test-rdma: {ends} (of none: not in {_LIMIT_S:.0f} s)", flush=True)
+        return 1
     took_s = time.monotonic() - began
     print(
         f"test-rdma: RoCE v2 (rdma_rxe): {_passed(alone)} passed in one guest, {_passed(requester)} over two; "
