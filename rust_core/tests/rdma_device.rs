@@ -44,7 +44,7 @@ fn memory_of_an_accelerator_goes_through_the_host_and_is_never_followed() {
 fn scenario() {
     let runtime = gpu::runtime_of(Platform::Rocm).expect("the double");
     let stream = Stream::new(runtime, 0).expect("a stream");
-    let pattern = |seed: u8| (0..LENGTH).map(|at| (at as u8).wrapping_mul(31) ^ (at >> 8) as u8 ^ seed);
+    let pattern = |seed: u8| (0..LENGTH).map(move |at| (at as u8).wrapping_mul(31) ^ (at >> 8) as u8 ^ seed);
     let pattern = |seed| pattern(seed).collect::<Vec<u8>>();
     let on_device = |content: &[u8]| {
         let kind = MemoryKind::Device { ordinal: 0 };

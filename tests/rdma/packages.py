@@ -16,11 +16,20 @@ from pathlib import Path
 _QEMU = "qemu-system-x86_64"
 #: In the guest, beside what the host has: a provider is a file that libibverbs opens.
 _LIBRARIES = ("libibverbs1", "ibverbs-providers", "libnl-3-200", "libnl-route-3-200")
-_MODULES = ("virtio_pci", "9pnet_virtio", "9p", "virtio_net", "dummy", "crc32_generic", "ib_uverbs", "rdma_rxe")
+_MODULES = (
+    "virtio_pci",
+    "9pnet_virtio",
+    "9p",
+    "virtio_net",
+    "dummy",
+    "crc32_generic",
+    "ib_uverbs",
+    "rdma_rxe",
+)
 _DOWNLOAD_S = 300
 
 
-class Unavailable(Exception):
+class UnavailableError(Exception):
     """What is needed cannot be had here: the stage is skipped, and says so."""
 
 
@@ -42,7 +51,7 @@ class Packages:
         """Fetch what is missing.
 
         Raises:
-            Unavailable: It cannot be had.
+            UnavailableError: It cannot be had.
         """
         if shutil.which(_QEMU) is None:
             self._install_qemu()
@@ -50,7 +59,7 @@ class Packages:
         if marker.exists():
             return
         if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
-            raise Unavailable("this is no Debian: no apt-get and dpkg-deb to get a kernel with")
+            raise UnavailableError("this is no Debian: no apt-get and dpkg-deb to get a kernel with")
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(parents=True)
         with tempfile.TemporaryDirectory(dir=self._folder) as temporary:
@@ -60,9 +69,13 @@ class Packages:
                 _run(["apt-get", "download", "--quiet", package], fetched, f"the package {package}")
             for archive in fetched.glob("*.deb"):
                 if not archive.name.startswith("linux-image"):
-                    _run(["dpkg-deb", "--extract", str(archive), str(fetched / "root")], fetched, archive.name)
+                    _run(
+                        ["dpkg-deb", "--extract", str(archive), str(fetched / "root")], fetched, archive.name
+                    )
             root = fetched / "root"
-            shutil.copy(next(path for path in (root / "bin/busybox", root / "usr/bin/busybox") if path.exists()), self.busybox)
+            # Where it lies depends on the release.
+            shells = [path for path in (root / "bin/busybox", root / "usr/bin/busybox") if path.exists()]
+            shutil.copy(shells[0], self.busybox)
             shutil.copytree(root / "usr/lib/x86_64-linux-gnu", self.libraries, symlinks=True)
             self._unpack_kernel(next(fetched.glob("linux-image-*.deb")))
         marker.touch()
@@ -71,17 +84,19 @@ class Packages:
         """Variables by which a guest's processes find the libraries; absolute, as on the host."""
         providers = sorted((self.libraries / "libibverbs").glob("librxe-rdmav*.so"))
         if not providers:
-            raise Unavailable("ibverbs-providers has none for rxe")
+            raise UnavailableError("ibverbs-providers has none for rxe")
         # The library adds the version, `-rdmav34.so`, itself.
         provider = str(providers[0]).partition("-rdmav")[0]
         return {"LD_LIBRARY_PATH": str(self.libraries), "IBV_DRIVERS": provider}
 
     def _install_qemu(self) -> None:
         if os.geteuid() != 0 or shutil.which("apt-get") is None:
-            raise Unavailable(f"no {_QEMU}, and this is no Debian where we are root to install it")
+            raise UnavailableError(f"no {_QEMU}, and this is no Debian where we are root to install it")
         quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         # Without an update the lists may name what is no longer there.
-        subprocess.run(["apt-get", "update", "--quiet"], capture_output=True, timeout=_DOWNLOAD_S, check=False)
+        subprocess.run(
+            ["apt-get", "update", "--quiet"], capture_output=True, timeout=_DOWNLOAD_S, check=False
+        )
         done = subprocess.run(
             ["apt-get", "install", "--yes", "--quiet", "--no-install-recommends", "qemu-system-x86"],
             env=quiet,
@@ -91,7 +106,7 @@ class Packages:
             check=False,
         )
         if done.returncode != 0 or shutil.which(_QEMU) is None:
-            raise Unavailable(f"qemu-system-x86 cannot be installed: {_last(done.stderr)}")
+            raise UnavailableError(f"qemu-system-x86 cannot be installed: {_last(done.stderr)}")
 
     def _unpack_kernel(self, package: Path) -> None:
         """The kernel, and of its modules those that are needed, numbered in the order of loading."""
@@ -115,7 +130,17 @@ class Packages:
 
 
 def _may_be_needed(path: str) -> bool:
-    folders = ("infiniband", "virtio", "drivers/net/", "/net/", "fs/9p", "netfs", "fscache", "/crypto/", "/lib/")
+    folders = (
+        "infiniband",
+        "virtio",
+        "drivers/net/",
+        "/net/",
+        "fs/9p",
+        "netfs",
+        "fscache",
+        "/crypto/",
+        "/lib/",
+    )
     return any(folder in path for folder in folders)
 
 
@@ -134,7 +159,7 @@ def _in_order(found: dict[str, bytes]) -> list[str]:
     for name in _MODULES:
         add(name)
     if "rdma_rxe" not in ordered:
-        raise Unavailable("this kernel has no rdma_rxe (Debian's cloud kernel has none)")
+        raise UnavailableError("this kernel has no rdma_rxe (Debian's cloud kernel has none)")
     return ordered
 
 
@@ -144,7 +169,7 @@ def _kernel_package() -> str:
     )
     found = re.search(r"Depends: (linux-image-\S+)", done.stdout)
     if found is None:
-        raise Unavailable("apt knows no linux-image-amd64")
+        raise UnavailableError("apt knows no linux-image-amd64")
     return found[1]
 
 
@@ -161,7 +186,7 @@ def _run(command: list[str], folder: Path, what: str) -> None:
         command, cwd=folder, capture_output=True, text=True, timeout=_DOWNLOAD_S, check=False
     )
     if done.returncode != 0:
-        raise Unavailable(f"{what} cannot be had: {_last(done.stderr)}")
+        raise UnavailableError(f"{what} cannot be had: {_last(done.stderr)}")
 
 
 def _last(text: str) -> str:

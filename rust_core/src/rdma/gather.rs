@@ -281,7 +281,7 @@ impl Work<'_> {
         let mine = staging.as_ref().map_or(mine, |staging| vec![staging.segment()]);
         if self.writes {
             if let Some(staging) = &staging {
-                staging.fill(deadline).map_err(blame)?;
+                staging.fill().map_err(blame)?;
             }
             // SAFETY: a `Memory` can be read, or else what stands in for it.
             unsafe { path.write(&ask, &mine) }.map_err(blame)?;
@@ -299,7 +299,7 @@ impl Work<'_> {
             }
         }
         if let Some(staging) = &staging {
-            staging.drain(deadline).map_err(blame)?;
+            staging.drain().map_err(blame)?;
         }
         Ok(path.kind())
     }

@@ -147,9 +147,12 @@ pub(super) fn open(
         if allowed(PathKind::Verbs) && (wanted.is_some() || !near.avoided.has(handle.address)) {
             match over_fabric(connection, near, wanted.is_none(), deadline) {
                 Ok(path) => return Ok(Box::new(path)),
-                Err((_, error)) if error.kind() == ErrorKind::InvalidInput => return Err(error),
-                Err((given_back, error)) => {
-                    tracing::info!(address = %handle.address, %error, "no RDMA to an owner");
+                Err(refusal) if refusal.1.kind() == ErrorKind::InvalidInput => return Err(refusal.1),
+                Err(refusal) => {
+                    let (given_back, error) = *refusal;
+                    if near.fabric().is_ok() {
+                        tracing::info!(address = %handle.address, %error, "no RDMA to an owner");
+                    }
                     // What has been said half-way cannot be gone on with.
                     connection = match given_back {
                         Some(connection) => connection,
@@ -176,14 +179,15 @@ fn over_fabric(
     near: &Shared,
     may_fall_back: bool,
     deadline: Instant,
-) -> Result<VerbsPath, (Option<Connection>, Error)> {
+) -> Result<VerbsPath, Box<(Option<Connection>, Error)>> {
     let fabric = match near.fabric() {
         Ok(fabric) => Arc::clone(fabric),
-        Err(error) => return Err((Some(connection), error)),
+        Err(error) => return Err(Box::new((Some(connection), error))),
     };
-    VerbsPath::open(connection, fabric, may_fall_back, deadline).map_err(|(connection, error)| {
+    VerbsPath::open(connection, fabric, may_fall_back, deadline).map_err(|refusal| {
+        let (connection, error) = *refusal;
         let whole = matches!(error.kind(), ErrorKind::Io | ErrorKind::Device | ErrorKind::Forbidden);
-        (whole.then_some(connection), error)
+        Box::new((whole.then_some(connection), error))
     })
 }
 

@@ -34,6 +34,9 @@ pub(super) struct Serving<'a> {
     held: Option<Held>,
 }
 
+/// What is registered of pinned memory, and that memory: they end in this order.
+type StandIn = (Region, Staging);
+
 struct Held {
     lease: Lease,
     purpose: Purpose,
@@ -41,7 +44,7 @@ struct Held {
     /// By RDMA: the end of our queue pair ends whatever the requester does.
     lent: bool,
     /// What was lent in place of memory of an accelerator. The key ends before what it opens.
-    staged: Option<(Region, Staging)>,
+    staged: Option<StandIn>,
 }
 
 impl Drop for Serving<'_> {
@@ -157,7 +160,7 @@ impl<'a> Serving<'a> {
     }
 
     fn send(&mut self, request: &Request) -> Result<()> {
-        let deadline = self.begin(request)?;
+        self.begin(request)?;
         let Some(lease) = self.leased(request, Purpose::Read)? else { return Ok(()) };
         let parts = lease.memory().parts(request.offset, request.length, usize::MAX)?;
         self.answer(&Ok(request.length))?;
@@ -165,7 +168,7 @@ impl<'a> Serving<'a> {
         for run in staging::runs(lease.memory(), parts) {
             let staged = Staging::of(lease.memory(), &run)?;
             if let Some(staged) = &staged {
-                staged.fill(deadline)?;
+                staged.fill()?;
             }
             let run = staged.as_ref().map_or(run, |staged| vec![staged.segment()]);
             for chunk in cut(&run, CHUNK) {
@@ -183,7 +186,7 @@ impl<'a> Serving<'a> {
     }
 
     fn receive(&mut self, request: &Request) -> Result<()> {
-        let deadline = self.begin(request)?;
+        self.begin(request)?;
         let Some(lease) = self.leased(request, Purpose::Write)? else { return Ok(()) };
         let parts = lease.memory().parts(request.offset, request.length, usize::MAX)?;
         self.answer(&Ok(request.length))?;
@@ -201,7 +204,7 @@ impl<'a> Serving<'a> {
                 }
             }
             if let Some(staged) = &staged {
-                staged.drain(deadline)?;
+                staged.drain()?;
             }
         }
         let mut theirs = [0; 4];
@@ -241,8 +244,7 @@ impl<'a> Serving<'a> {
         lease: &Lease,
         request: &Request,
         purpose: Purpose,
-        deadline: Instant,
-    ) -> Result<(Vec<Keyed>, Option<(Region, Staging)>)> {
+    ) -> Result<(Vec<Keyed>, Option<StandIn>)> {
         let (fabric, memory) = (self.shared.fabric()?, lease.memory());
         if let Some(regions) = lease.regions(fabric)? {
             let parts = memory.indexed_parts(request.offset, request.length, MAX_PARTS)?;
@@ -252,7 +254,7 @@ impl<'a> Serving<'a> {
         let Some(staged) = Staging::of(memory, &parts)? else { return Ok((Vec::new(), None)) };
         let rights = match purpose {
             Purpose::Read => {
-                staged.fill(deadline)?;
+                staged.fill()?;
                 Rights::RemoteRead
             }
             Purpose::Write => Rights::RemoteWrite,
@@ -270,7 +272,7 @@ impl<'a> Serving<'a> {
         }
         let Some(lease) = self.leased(request, purpose)? else { return Ok(()) };
         let (keyed, staged) = if lend {
-            match self.lend(&lease, request, purpose, deadline) {
+            match self.lend(&lease, request, purpose) {
                 Ok(lent) => lent,
                 // It may well be had over the connection.
                 Err(error) => {
@@ -311,11 +313,11 @@ impl<'a> Serving<'a> {
 
     fn release(&mut self) -> Result<()> {
         self.socket.until(Instant::now() + STALL, STALL)?;
-        let Some(Held { lease, purpose, staged, until, .. }) = self.held.take() else {
+        let Some(Held { lease, purpose, staged, .. }) = self.held.take() else {
             return Err(Error::new(ErrorKind::Protocol, "release a grant", "there is none"));
         };
         let counts = match &staged {
-            Some((_, staged)) if purpose == Purpose::Write => staged.drain(until),
+            Some((_, staged)) if purpose == Purpose::Write => staged.drain(),
             _ => Ok(()),
         };
         let counts = counts.and_then(|()| lease.check()).map(|()| 0);
@@ -325,14 +327,14 @@ impl<'a> Serving<'a> {
     }
 
     fn digest(&mut self, request: &Request) -> Result<()> {
-        let deadline = self.begin(request)?;
+        self.begin(request)?;
         let Some(lease) = self.leased(request, Purpose::Read)? else { return Ok(()) };
         let parts = lease.memory().parts(request.offset, request.length, usize::MAX)?;
         let mut digest = 0;
         for run in staging::runs(lease.memory(), parts) {
             let staged = Staging::of(lease.memory(), &run)?;
             if let Some(staged) = &staged {
-                staged.fill(deadline)?;
+                staged.fill()?;
             }
             let run = staged.as_ref().map_or(run, |staged| vec![staged.segment()]);
             // SAFETY: inside what was registered, which the lease keeps, or what stands in for it.

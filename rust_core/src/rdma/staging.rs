@@ -1,6 +1,6 @@
 //! Pinned memory of the host that stands in for memory of an accelerator, piece by piece.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::memory::{self, Memory, Segment};
 use crate::gpu::{self, GpuRuntime, MemoryKind, Stream};
@@ -8,6 +8,10 @@ use crate::{Error, ErrorKind, Result};
 
 /// Bytes that are staged at a time: as many as the largest piece of a transfer.
 pub(super) const MOST: u64 = 16 << 20;
+
+/// A device that does not copy that in this time hangs. Not the deadline of a peer: a wait that is given up costs the
+/// process its devices.
+const COPY: Duration = Duration::from_secs(30);
 
 /// As long as the parts that it stands in for.
 pub(super) struct Staging {
@@ -45,16 +49,16 @@ impl Staging {
     }
 
     /// From the device.
-    pub(super) fn fill(&self, deadline: Instant) -> Result<()> {
-        self.copy(deadline, |here, there| (here, there))
+    pub(super) fn fill(&self) -> Result<()> {
+        self.copy(|here, there| (here, there))
     }
 
     /// To the device.
-    pub(super) fn drain(&self, deadline: Instant) -> Result<()> {
-        self.copy(deadline, |here, there| (there, here))
+    pub(super) fn drain(&self) -> Result<()> {
+        self.copy(|here, there| (there, here))
     }
 
-    fn copy(&self, deadline: Instant, order: impl Fn(u64, u64) -> (u64, u64)) -> Result<()> {
+    fn copy(&self, order: impl Fn(u64, u64) -> (u64, u64)) -> Result<()> {
         let mut here = self.pinned.address();
         for part in &self.parts {
             let (to, from) = order(here, part.address as u64);
@@ -62,8 +66,7 @@ impl Staging {
             unsafe { self.runtime.copy(to, from, part.length, self.stream.handle())? };
             here += part.length as u64;
         }
-        let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(100));
-        Ok(self.stream.wait(left)?)
+        Ok(self.stream.wait(COPY)?)
     }
 }
 

@@ -98,12 +98,12 @@ impl VerbsPath {
         fabric: Arc<Fabric>,
         may_fall_back: bool,
         deadline: Instant,
-    ) -> Result<Self, (Connection, Error)> {
+    ) -> Result<Self, Box<(Connection, Error)>> {
         let mut path =
             Self { connection, fabric, pair: None, may_fall_back, fallen_back: false, ready: None };
         match path.join(deadline) {
             Ok(()) => Ok(path),
-            Err(error) => Err((path.connection, error)),
+            Err(error) => Err(Box::new((path.connection, error))),
         }
     }
 

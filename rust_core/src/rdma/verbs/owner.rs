@@ -62,8 +62,9 @@ pub(in crate::rdma) fn regions(
     let rights = if crate::agent::mutant::is_on("lend_all_rights") { Rights::RemoteWrite } else { rights };
     let mut regions = Vec::new();
     for segment in memory.segments() {
-        // SAFETY: both are valid for as long as the memory is, which outlives its regions.
+        // The memory outlives its regions, and the segments are valid for as long as it lives.
         let region = match memory.device() {
+            // SAFETY: valid for as long as the memory is, which outlives its regions.
             None => unsafe { Region::host(fabric, *segment, rights) }?,
             Some(runtime) => {
                 // SAFETY: as above.

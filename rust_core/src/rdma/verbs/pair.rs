@@ -27,9 +27,10 @@ use crate::{Error, ErrorKind, Result};
 
 /// Requests under way at a time: enough to fill a link, and a bound of what is lost.
 const DEPTH: u32 = 16;
-/// 4.096 us * 2^16 = 268 ms; eight times that are the 2 s after which a peer is given up on every other way, too.
+/// 4.096 us * 2^16 = 268 ms; seven times that are the 2 s after which a peer is given up on every other way, too.
 const TIMEOUT: u8 = 16;
-const RETRIES: u8 = 7;
+/// Not 7: rdma_rxe takes that for "without an end", and a dead peer is then waited for until the deadline.
+const RETRIES: u8 = 6;
 /// 0.64 ms, where the peer's queue is not ready: never, without receives.
 const NOT_READY_TIMER: u8 = 12;
 const HOPS: u8 = 255;
