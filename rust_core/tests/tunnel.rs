@@ -86,19 +86,19 @@ async fn a_rank_that_does_not_read_holds_up_nobody_but_who_writes_to_it() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_reached_but_where_a_process_of_the_run_listens_for_others() {
     let scene = Scene::open(Limits::default()).await;
-    let (private, stranger) = (Rank::start("echo", "127.0.0.1", RUN), Rank::start("echo", "127.64.0.3", "another"));
+    let (private, stranger) =
+        (Rank::start("echo", "127.0.0.1", RUN), Rank::start("echo", "127.64.0.3", "another"));
     let open_to_all = Rank::start("echo", "0.0.0.0", RUN);
     let h1 = address_of("job-h1").unwrap();
-    for (port, words) in [
-        (private.port, "nobody listens"),
-        (stranger.port, "no process of this run"),
-        (1, "nobody listens"),
-    ] {
+    for (port, words) in
+        [(private.port, "nobody listens"), (stranger.port, "no process of this run"), (1, "nobody listens")]
+    {
         let refused = scene.hosts[0].open(std::net::SocketAddrV4::new(h1, port)).await.unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Refused, "{refused}");
         assert!(refused.message().contains(words), "{refused}");
     }
-    let mut stream = scene.hosts[0].open(std::net::SocketAddrV4::new(h1, open_to_all.port)).await.unwrap().joined();
+    let mut stream =
+        scene.hosts[0].open(std::net::SocketAddrV4::new(h1, open_to_all.port)).await.unwrap().joined();
     assert_eq!(there_and_back(&mut stream, b"all").await, b"all");
 
     for (elsewhere, words) in [

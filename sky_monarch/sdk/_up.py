@@ -18,8 +18,8 @@ from sky_monarch.launch.environment import caller_value, job_environment, state_
 from sky_monarch.launch.folder import Phase, RunFolder, list_runs, new_run_id
 from sky_monarch.launch.plan import LocalPlan, plan_local
 from sky_monarch.launch.remote import HEAD, RemotePlan, launchable, plan_remote, rehearsal
-from sky_monarch.launch.tunnel import is_tunnelled
 from sky_monarch.launch.shipping import Shipment, find_shipment
+from sky_monarch.launch.tunnel import is_tunnelled
 from sky_monarch.launch.wheel import GIVEN
 from sky_monarch.launch.workdir import Listing, list_workdir
 from sky_monarch.sdk.run import Run
@@ -305,9 +305,7 @@ def _require_skypilot() -> None:
         )
 
 
-def _certificates(
-    run_id: str, *, tunnelled: bool
-) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
+def _certificates(run_id: str, *, tunnelled: bool) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
     """The run's own authority, and what it has issued to the head's processes."""
     local.require_core()
     from sky_monarch.actors.authority import Authority

@@ -1,7 +1,7 @@
 """Hosts that reach the head, and not each other: groups average and heal through the agents' tunnel.
 
-Each host is a network namespace, and a PID namespace, with the real agent, enrolled as a provisioned one, a real session
-and a real TorchFT manager in it. The bridge between them lets each through to the hub alone.
+Each host is a network namespace, and a PID namespace, with the real agent, enrolled as a provisioned one, a real
+session and a real TorchFT manager in it. The bridge between them lets each through to the hub alone.
 """
 
 from __future__ import annotations
@@ -114,6 +114,7 @@ def test_groups_on_hosts_that_only_dial_out_average_heal_and_outlive_one_of_them
     last = max(scene.newest(0), scene.newest(DIES)) + 3 * LOCAL
     (scene.bench.folder / "stop").write_text(str(last))
     scene.wait_for_step(last, {0, DIES}, 60)
+    scene.net.plug(LOST)  # it is told to end
 
     # What DiLoCo promises: after each outer step all who took it are equal, bit for bit.
     digests: dict[int, set[str]] = {}

@@ -38,7 +38,8 @@ fn serve(run: &Authority, listener: &TcpListener, limits: &Limits) -> (Runtime, 
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let listener = listener.try_clone().unwrap();
     let identity = run.issue("relay").unwrap();
-    let relay = runtime.block_on(async { Relay::open(listener, &identity, RUN, TOKEN, limits.clone()) }).unwrap();
+    let relay =
+        runtime.block_on(async { Relay::open(listener, &identity, RUN, TOKEN, limits.clone()) }).unwrap();
     let serving = relay.clone();
     runtime.spawn(async move { serving.serve().await });
     (runtime, relay)
