@@ -10,6 +10,8 @@ mod scene;
 use std::time::{Duration, Instant};
 
 use sky_monarch_core::ErrorKind;
+use sky_monarch_core::agent::probe::Probe;
+use sky_monarch_core::protocol::ProbeTarget;
 use sky_monarch_core::tunnel::{Limits, address_of};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
@@ -244,6 +246,46 @@ impl AskedRank {
         let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
         answer["error"].as_str().map(str::to_owned)
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_pair_test_goes_the_way_that_ranks_go() {
+    const AGAIN: &str = "the_pair_test_goes_the_way_that_ranks_go";
+    if std::env::var("SKY_MONARCH_RUN_ID").as_deref() != Ok(RUN) {
+        // Agents are processes of the run, too: what they were started with says so.
+        let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+        let done = again.args(["--exact", AGAIN]).env("SKY_MONARCH_RUN_ID", RUN).output().unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stdout));
+        return;
+    }
+    let scene = Scene::open(Limits::default()).await;
+    let probe = async |host: &str| {
+        let identity = scene.identity(&format!("{host}-a1"));
+        Probe::open(host, address_of(host).unwrap().into(), &identity).await.unwrap()
+    };
+    let (one, other) = (probe("job-h0").await, probe("job-h1").await);
+    let target = |host: &str, attempt: u32, address: std::net::SocketAddr| ProbeTarget {
+        host: host.into(),
+        attempt,
+        address: address.to_string(),
+    };
+    let absent: std::net::SocketAddr = "127.64.0.9:9".parse().unwrap();
+    let targets = vec![
+        target("job-h1", 1, other.port()),
+        target("job-h1", 2, other.port()),
+        target("job-h7", 1, absent),
+    ];
+    let asking = std::sync::Arc::new(one.through(Some(scene.hosts[0].clone())));
+    let reached = asking.reach(targets, 10.0).await;
+    assert!(reached[0].ok && reached[0].rtt_s.is_some(), "{:?}", reached[0]);
+    for (reached, words) in reached[1..].iter().zip(["is not job-h1-a2", "127.64.0.9 has no line"]) {
+        let error = reached.error.as_deref().unwrap();
+        assert!(
+            error.starts_with("job-h0 (127.64.0.2) cannot reach job-h") && error.contains(words),
+            "{error}"
+        );
+    }
+    assert!(scene.relay.total() > 64 << 10, "32 KiB there and back, through the relay");
 }
 
 /// No bound: what is told is a figure for the docs.
