@@ -288,23 +288,27 @@ async fn the_pair_test_goes_the_way_that_ranks_go() {
     assert!(scene.relay.total() > 64 << 10, "32 KiB there and back, through the relay");
 }
 
-/// No bound: what is told is a figure for the docs.
+/// No bound: what is told is a figure for the docs, the best of three.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn how_fast_it_is_beside_loopback_itself() {
     let scene = Scene::open(Limits::default()).await;
     let rank = Rank::start("echo", "127.64.0.3", RUN);
-    let sent = pattern(16 << 20);
-    let began = Instant::now();
-    let mut direct = tokio::net::TcpStream::connect(rank.at()).await.unwrap();
-    assert_eq!(there_and_back(&mut direct, &sent).await.len(), sent.len());
-    let direct_s = began.elapsed().as_secs_f64();
-    let began = Instant::now();
-    let mut stream = scene.hosts[0].open(rank.at()).await.unwrap().joined();
-    assert_eq!(there_and_back(&mut stream, &sent).await.len(), sent.len());
-    let tunnel_s = began.elapsed().as_secs_f64();
+    let sent = pattern(8 << 20);
+    let mut best_s = [f64::INFINITY; 2];
+    for _ in 0..3 {
+        let began = Instant::now();
+        let mut direct = tokio::net::TcpStream::connect(rank.at()).await.unwrap();
+        assert_eq!(there_and_back(&mut direct, &sent).await.len(), sent.len());
+        best_s[0] = best_s[0].min(began.elapsed().as_secs_f64());
+        let began = Instant::now();
+        let mut stream = scene.hosts[0].open(rank.at()).await.unwrap().joined();
+        assert_eq!(there_and_back(&mut stream, &sent).await.len(), sent.len());
+        best_s[1] = best_s[1].min(began.elapsed().as_secs_f64());
+    }
+    let [direct_s, tunnel_s] = best_s;
     let mib = (2 * sent.len()) as f64 / f64::from(1 << 20);
     println!(
-        "there and back: loopback {:.0} MiB/s, tunnel {:.0} MiB/s, ratio {:.3}",
+        "there and back: loopback {:.0} MiB/s, tunnel {:.0} MiB/s, ratio {:.2}",
         mib / direct_s,
         mib / tunnel_s,
         direct_s / tunnel_s
