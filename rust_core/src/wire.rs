@@ -23,4 +23,5 @@ mod unix;
 pub use address::Address;
 pub(crate) use address::one_or_several;
 pub use frame::{Frame, FrameReader, FrameWriter, MAX_SEGMENTS, VERSION, decode};
+pub(crate) use stream::io_error;
 pub use stream::{Acceptor, Stream, dial};

@@ -10,6 +10,8 @@ mod scene;
 use std::time::{Duration, Instant};
 
 use sky_monarch_core::ErrorKind;
+use sky_monarch_core::agent::probe::Probe;
+use sky_monarch_core::protocol::ProbeTarget;
 use sky_monarch_core::tunnel::{Limits, address_of};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
@@ -86,19 +88,19 @@ async fn a_rank_that_does_not_read_holds_up_nobody_but_who_writes_to_it() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_reached_but_where_a_process_of_the_run_listens_for_others() {
     let scene = Scene::open(Limits::default()).await;
-    let (private, stranger) = (Rank::start("echo", "127.0.0.1", RUN), Rank::start("echo", "127.64.0.3", "another"));
+    let (private, stranger) =
+        (Rank::start("echo", "127.0.0.1", RUN), Rank::start("echo", "127.64.0.3", "another"));
     let open_to_all = Rank::start("echo", "0.0.0.0", RUN);
     let h1 = address_of("job-h1").unwrap();
-    for (port, words) in [
-        (private.port, "nobody listens"),
-        (stranger.port, "no process of this run"),
-        (1, "nobody listens"),
-    ] {
+    for (port, words) in
+        [(private.port, "nobody listens"), (stranger.port, "no process of this run"), (1, "nobody listens")]
+    {
         let refused = scene.hosts[0].open(std::net::SocketAddrV4::new(h1, port)).await.unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Refused, "{refused}");
         assert!(refused.message().contains(words), "{refused}");
     }
-    let mut stream = scene.hosts[0].open(std::net::SocketAddrV4::new(h1, open_to_all.port)).await.unwrap().joined();
+    let mut stream =
+        scene.hosts[0].open(std::net::SocketAddrV4::new(h1, open_to_all.port)).await.unwrap().joined();
     assert_eq!(there_and_back(&mut stream, b"all").await, b"all");
 
     for (elsewhere, words) in [
@@ -246,23 +248,67 @@ impl AskedRank {
     }
 }
 
-/// No bound: what is told is a figure for the docs.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_pair_test_goes_the_way_that_ranks_go() {
+    const AGAIN: &str = "the_pair_test_goes_the_way_that_ranks_go";
+    if std::env::var("SKY_MONARCH_RUN_ID").as_deref() != Ok(RUN) {
+        // Agents are processes of the run, too: what they were started with says so.
+        let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+        let done = again.args(["--exact", AGAIN]).env("SKY_MONARCH_RUN_ID", RUN).output().unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stdout));
+        return;
+    }
+    let scene = Scene::open(Limits::default()).await;
+    let probe = async |host: &str| {
+        let identity = scene.identity(&format!("{host}-a1"));
+        Probe::open(host, address_of(host).unwrap().into(), &identity).await.unwrap()
+    };
+    let (one, other) = (probe("job-h0").await, probe("job-h1").await);
+    let target = |host: &str, attempt: u32, address: std::net::SocketAddr| ProbeTarget {
+        host: host.into(),
+        attempt,
+        address: address.to_string(),
+    };
+    let absent: std::net::SocketAddr = "127.64.0.9:9".parse().unwrap();
+    let targets = vec![
+        target("job-h1", 1, other.port()),
+        target("job-h1", 2, other.port()),
+        target("job-h7", 1, absent),
+    ];
+    let asking = std::sync::Arc::new(one.through(Some(scene.hosts[0].clone())));
+    let reached = asking.reach(targets, 10.0).await;
+    assert!(reached[0].ok && reached[0].rtt_s.is_some(), "{:?}", reached[0]);
+    for (reached, words) in reached[1..].iter().zip(["is not job-h1-a2", "127.64.0.9 has no line"]) {
+        let error = reached.error.as_deref().unwrap();
+        assert!(
+            error.starts_with("job-h0 (127.64.0.2) cannot reach job-h") && error.contains(words),
+            "{error}"
+        );
+    }
+    assert!(scene.relay.total() > 64 << 10, "32 KiB there and back, through the relay");
+}
+
+/// No bound: what is told is a figure for the docs, the best of three.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn how_fast_it_is_beside_loopback_itself() {
     let scene = Scene::open(Limits::default()).await;
     let rank = Rank::start("echo", "127.64.0.3", RUN);
-    let sent = pattern(16 << 20);
-    let began = Instant::now();
-    let mut direct = tokio::net::TcpStream::connect(rank.at()).await.unwrap();
-    assert_eq!(there_and_back(&mut direct, &sent).await.len(), sent.len());
-    let direct_s = began.elapsed().as_secs_f64();
-    let began = Instant::now();
-    let mut stream = scene.hosts[0].open(rank.at()).await.unwrap().joined();
-    assert_eq!(there_and_back(&mut stream, &sent).await.len(), sent.len());
-    let tunnel_s = began.elapsed().as_secs_f64();
+    let sent = pattern(8 << 20);
+    let mut best_s = [f64::INFINITY; 2];
+    for _ in 0..3 {
+        let began = Instant::now();
+        let mut direct = tokio::net::TcpStream::connect(rank.at()).await.unwrap();
+        assert_eq!(there_and_back(&mut direct, &sent).await.len(), sent.len());
+        best_s[0] = best_s[0].min(began.elapsed().as_secs_f64());
+        let began = Instant::now();
+        let mut stream = scene.hosts[0].open(rank.at()).await.unwrap().joined();
+        assert_eq!(there_and_back(&mut stream, &sent).await.len(), sent.len());
+        best_s[1] = best_s[1].min(began.elapsed().as_secs_f64());
+    }
+    let [direct_s, tunnel_s] = best_s;
     let mib = (2 * sent.len()) as f64 / f64::from(1 << 20);
     println!(
-        "there and back: loopback {:.0} MiB/s, tunnel {:.0} MiB/s, ratio {:.3}",
+        "there and back: loopback {:.0} MiB/s, tunnel {:.0} MiB/s, ratio {:.2}",
         mib / direct_s,
         mib / tunnel_s,
         direct_s / tunnel_s

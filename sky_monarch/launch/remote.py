@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HEAD", "Launchable", "RemotePlan", "launchable", "plan_remote", "rehearsal"]
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launchable:
     """What of a plan this version launches.
@@ -137,9 +138,9 @@ def _reason(job: JobSpec, choice: Choice, first: Choice | None) -> tuple[str, st
             "ask for as many everywhere",
         )
     if first is not None and is_tunnelled(choice) != is_tunnelled(first):
-        own, other = ("with", "without") if is_tunnelled(choice) else ("without", "with")
+        there, here = ("with", "without") if is_tunnelled(choice) else ("without", "with")
         return (
-            f"groups would average {own} a tunnel there, and {other} one in the first candidate",
+            f"groups would average {there} a tunnel there, and {here} one in the first candidate",
             "keep candidates with and without a common network in jobs of their own",
         )
     if first is not None and choice.head.kind == "cluster" and choice.infra != first.infra:
@@ -173,8 +174,7 @@ def _no_tunnel(job: JobSpec, choice: Choice) -> tuple[str, str] | None:
     if job.sync == EVERY_STEP:
         return (
             f"{only}, and the tunnel through the head is for averages every n steps",
-            "let all groups share one host (and keep no spare one), choose a place with a common network, or write "
-            "sync: diloco(20)",
+            "let all groups share one host (and keep no spare one), choose another place, or write sync: diloco(20)",
         )
     if job.lighthouse.kind == "torchft":
         return (

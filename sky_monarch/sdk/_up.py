@@ -305,9 +305,7 @@ def _require_skypilot() -> None:
         )
 
 
-def _certificates(
-    run_id: str, *, tunnelled: bool
-) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
+def _certificates(run_id: str, *, tunnelled: bool) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
     """The run's own authority, and what it has issued to the head's processes."""
     local.require_core()
     from sky_monarch.actors.authority import Authority

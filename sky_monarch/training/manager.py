@@ -35,6 +35,8 @@ class SessionManager(Manager):  # type: ignore[misc]  # torchft has no type info
     that was asked to leave while it waited would sit there for the whole quorum timeout.
     """
 
+    _client: Any  # TorchFT's, of this group's manager
+
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._transport: Healing = arguments["checkpoint_transport"]

@@ -1,8 +1,9 @@
 """The way to ranks of hosts that can only dial out: told to this host's agent before it is taken.
 
-Such a host has an address of its own inside of ``127.64.0.0/10``, and its ranks listen there. The agents of the *other*
-hosts listen at the same address, at the ports that their ranks ask for, and carry what comes through the head. So nothing
-that dials has to know of it, gloo and TorchFT's manager included; somebody has to ask before they dial, which is this.
+Such a host has an address of its own inside of ``127.64.0.0/10``, and its ranks listen there. The agents of the
+*other* hosts listen at the same address, at the ports that their ranks ask for, and carry what comes through the head.
+So nothing that dials has to know of it, gloo and TorchFT's manager included; somebody has to ask before they dial,
+which is this.
 """
 
 from __future__ import annotations
@@ -45,9 +46,7 @@ class Tunnel:
         wanted = tuple(dict.fromkeys(addresses))
         with self._lock:
             try:
-                if self._socket is None:
-                    self._dial()
-                self._ask(keep, wanted)
+                _ask(self._socket or self._dial(), keep, wanted)
             except TimeoutError as error:
                 self._hang_up()
                 raise ConnectionError(f"the tunnel: no answer of the agent within {_LIMIT_S:g} s") from error
@@ -59,27 +58,15 @@ class Tunnel:
                 raise ConnectionError(f"the tunnel: {error}") from error
             self._kept[keep] = wanted
 
-    def _dial(self) -> None:
+    def _dial(self) -> socket.socket:
         """Anew, with all that is kept: the agent let go of it with the last connection."""
         line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         line.settimeout(_LIMIT_S)
         self._socket = line
         line.connect(self._path)
         for keep, addresses in self._kept.items():
-            self._ask(keep, addresses)
-
-    def _ask(self, keep: str, addresses: tuple[str, ...]) -> None:
-        assert self._socket is not None
-        question = {"keep": keep, "reach": list(addresses)}
-        self._socket.sendall(json.dumps(question).encode() + b"\n")
-        answer = b""
-        while not answer.endswith(b"\n"):
-            more = self._socket.recv(4096)
-            if not more or len(answer) > _MOST_BYTES:
-                raise ConnectionError("the tunnel: the agent hung up")
-            answer += more
-        if error := json.loads(answer)["error"]:
-            raise ConnectionError(f"the tunnel: {error}")
+            _ask(line, keep, addresses)
+        return line
 
     def _hang_up(self) -> None:
         line, self._socket = self._socket, None
@@ -91,3 +78,16 @@ class Tunnel:
         with self._lock:
             self._kept.clear()
             self._hang_up()
+
+
+def _ask(line: socket.socket, keep: str, addresses: tuple[str, ...]) -> None:
+    question = {"keep": keep, "reach": list(addresses)}
+    line.sendall(json.dumps(question).encode() + b"\n")
+    answer = b""
+    while not answer.endswith(b"\n"):
+        more = line.recv(4096)
+        if not more or len(answer) > _MOST_BYTES:
+            raise ConnectionError("the tunnel: the agent hung up")
+        answer += more
+    if error := json.loads(answer)["error"]:
+        raise ConnectionError(f"the tunnel: {error}")

@@ -240,7 +240,9 @@ def enrolled_hosts(
         plan = plan_job(job)
         names = [f"{plan.name}-h{number}" for number in range(count)]
         authority = Authority.create(plan.run_id, 3600)
-        plan = dataclasses.replace(plan, files=_head_files(plan, names, authority, limits or {}, address, tunnelled))
+        plan = dataclasses.replace(
+            plan, files=_head_files(plan, names, authority, limits or {}, address, tunnelled)
+        )
         if net:
             plan = dataclasses.replace(plan, agent_argv=net.inside(net.hub, *plan.agent_argv))
         with Run(RunFolder(plan.run_dir)) as probe:

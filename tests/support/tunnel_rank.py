@@ -28,7 +28,8 @@ def main() -> None:
     torch.set_num_threads(1)
     seed_everything(0)
     model = nn.ModuleDict({"net": nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4))})
-    model.register_parameter("ballast", nn.Parameter(torch.zeros(BALLAST)))
+    ballast = nn.Parameter(torch.zeros(BALLAST))
+    model.register_parameter("ballast", ballast)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     session = Session(model, optimizer, seed=7)
     generation = int(os.environ["SKY_MONARCH_GENERATION"])
@@ -39,7 +40,7 @@ def main() -> None:
             die_in_collective(session, options.in_collective)
         while session.running:
             inputs = torch.randn(8, 16, generator=session.generator())
-            loss = model["net"](inputs).square().mean() + (model["ballast"][:8] - session.replica).square().mean()
+            loss = model["net"](inputs).square().mean() + (ballast[:8] - session.replica).square().mean()
             loss.backward()
             before = session.step
             kept = session.step_optimizer(metrics={"loss": loss.detach()})

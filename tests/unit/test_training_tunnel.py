@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
@@ -21,6 +22,7 @@ class Agent:
     def __init__(self, path: Path) -> None:
         self.path, self.asked, self.error = path, [], None
         self._lines: list[socket.socket] = []
+        self._answering: list[threading.Thread] = []
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path))
         self._listener.listen()
@@ -36,22 +38,28 @@ class Agent:
             self._lines.append(line)
             questions: list[dict] = []
             self.asked.append(questions)
-            threading.Thread(target=self._answer, args=(line, questions), daemon=True).start()
+            answering = threading.Thread(target=self._answer, args=(line, questions), daemon=True)
+            self._answering.append(answering)
+            answering.start()
 
     def _answer(self, line: socket.socket, questions: list[dict]) -> None:
-        for text in line.makefile():
-            questions.append(json.loads(text))
-            line.sendall(json.dumps({"error": self.error}).encode() + b"\n")
+        with line, line.makefile() as texts:
+            for text in texts:
+                questions.append(json.loads(text))
+                line.sendall(json.dumps({"error": self.error}).encode() + b"\n")
 
     def hang_up(self) -> None:
         for line in self._lines:
-            line.shutdown(socket.SHUT_RDWR)
+            with contextlib.suppress(OSError):  # the other side has
+                line.shutdown(socket.SHUT_RDWR)
+        for answering in self._answering:
+            answering.join(5)
 
     def close(self) -> None:
-        self.hang_up()
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._thread.join(5)
+        self.hang_up()
 
 
 @pytest.fixture

@@ -154,7 +154,8 @@ impl Probe {
     /// From the address that ranks use: another one of this host might go another way.
     async fn connect(&self, address: SocketAddr) -> std::io::Result<Box<dyn Way>> {
         if let (Some(tunnel), SocketAddr::V4(to)) = (&self.tunnel, address) {
-            let ends = tunnel.open(to).await.map_err(|error| std::io::Error::other(error.message().to_owned()))?;
+            let ends =
+                tunnel.open(to).await.map_err(|error| std::io::Error::other(error.message().to_owned()))?;
             return Ok(Box::new(ends.joined()));
         }
         let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };

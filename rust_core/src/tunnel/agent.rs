@@ -77,7 +77,9 @@ impl Tunnel {
         let invalid = |why: String| Error::new(ErrorKind::InvalidInput, "open the tunnel", why);
         let Place { host, address, .. } = &place;
         let known = address_of(host);
-        let own = known.ok_or_else(|| invalid(format!("host {host} has no address in it: it needs a name that ends in -h<number>")))?;
+        let own = known.ok_or_else(|| {
+            invalid(format!("host {host} has no address in it: it needs a name that ends in -h<number>"))
+        })?;
         if *address != IpAddr::V4(own) {
             return Err(invalid(format!("`address` is {address}, and the others know host {host} as {own}")));
         }
@@ -151,8 +153,10 @@ impl Tunnel {
         let mut ends = timeout(self.0.limits.handshake, said).await.map_err(|_| late())??;
         // The relay says itself that it took too long, and why.
         let patience = self.0.limits.open + self.0.limits.handshake;
-        let answer = timeout(patience, message::read::<Answer>(&mut ends.read)).await.map_err(|_| late())??;
-        let answer = answer.ok_or_else(|| Error::new(ErrorKind::Closed, DIAL, "it hung up without a word"))?;
+        let answer =
+            timeout(patience, message::read::<Answer>(&mut ends.read)).await.map_err(|_| late())??;
+        let answer =
+            answer.ok_or_else(|| Error::new(ErrorKind::Closed, DIAL, "it hung up without a word"))?;
         match answer.refused {
             Some(why) => Err(Error::new(ErrorKind::Refused, DIAL, why)),
             None => Ok(ends),

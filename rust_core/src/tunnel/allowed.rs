@@ -82,7 +82,8 @@ fn is_of_run(inode: u64, run_id: &str) -> bool {
     let pids = processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     pids.filter(|pid| variable(*pid, RUN_ID).as_deref() == Some(run_id)).any(|pid| {
         let Ok(open) = fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
-        open.flatten().any(|fd| fs::read_link(fd.path()).is_ok_and(|link| link.as_os_str() == wanted.as_str()))
+        open.flatten()
+            .any(|fd| fs::read_link(fd.path()).is_ok_and(|link| link.as_os_str() == wanted.as_str()))
     })
 }
 
@@ -105,9 +106,14 @@ mod tests {
 
     #[test]
     fn a_listener_counts_at_the_address_of_the_tunnel_and_at_all_addresses_and_nowhere_else() {
-        for (address, count) in
-            [("127.64.9.2:0", 1), ("0.0.0.0:0", 1), ("127.0.0.1:0", 0), ("127.64.9.3:0", 0), ("[::]:0", 1), ("[::1]:0", 0)]
-        {
+        for (address, count) in [
+            ("127.64.9.2:0", 1),
+            ("0.0.0.0:0", 1),
+            ("127.0.0.1:0", 0),
+            ("127.64.9.3:0", 0),
+            ("[::]:0", 1),
+            ("[::1]:0", 0),
+        ] {
             match TcpListener::bind(address) {
                 Ok(listener) => assert_eq!(found(&listener), count, "{address}"),
                 Err(error) => assert!(address.starts_with('['), "{address}: {error}"), // no IPv6 here

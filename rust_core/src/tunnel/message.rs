@@ -8,6 +8,7 @@ use subtle::ConstantTimeEq;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use crate::protocol::{self, certificate_name};
+use crate::wire::io_error;
 use crate::{Error, ErrorKind, Result};
 
 /// Bytes of one message.
@@ -62,7 +63,12 @@ struct Versioned {
 }
 
 /// Whether a Hello is one of this run, from the host that the certificate names.
-pub(super) fn check(hello: &Hello, run_id: &str, token: &str, certificate: Option<&str>) -> Result<(), String> {
+pub(super) fn check(
+    hello: &Hello,
+    run_id: &str,
+    token: &str,
+    certificate: Option<&str>,
+) -> Result<(), String> {
     if !bool::from(hello.token.as_bytes().ct_eq(token.as_bytes())) || hello.run_id != run_id {
         return Err("that is another run".to_owned());
     }
@@ -99,8 +105,8 @@ pub(super) async fn write<T: Serialize>(to: &mut (impl AsyncWrite + Unpin), mess
     let length = length.ok_or_else(|| Error::new(ErrorKind::TooLarge, WRITE, "the message is too long"))?;
     let mut bytes = length.to_le_bytes().to_vec();
     bytes.extend(body);
-    to.write_all(&bytes).await.map_err(|error| Error::io(WRITE, error))?;
-    to.flush().await.map_err(|error| Error::io(WRITE, error))
+    to.write_all(&bytes).await.map_err(|error| io_error(WRITE, error))?;
+    to.flush().await.map_err(|error| io_error(WRITE, error))
 }
 
 const READ: &str = "hear the tunnel's other end";
@@ -113,14 +119,14 @@ async fn body(from: &mut (impl AsyncRead + Unpin)) -> Result<Option<Vec<u8>>> {
     let mut length = [0; 4];
     match from.read_exact(&mut length).await {
         Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(None),
-        read => read.map_err(|error| Error::io(READ, error))?,
+        read => read.map_err(|error| io_error(READ, error))?,
     };
     let length = u32::from_le_bytes(length);
     if length > MAX_BYTES {
         return Err(Error::new(ErrorKind::TooLarge, READ, format!("a message of {length} bytes")));
     }
     let mut body = vec![0; length as usize];
-    from.read_exact(&mut body).await.map_err(|error| Error::io(READ, error))?;
+    from.read_exact(&mut body).await.map_err(|error| io_error(READ, error))?;
     Ok(Some(body))
 }
 

@@ -83,7 +83,13 @@ pub fn run(config_json: &str) -> Result<i32> {
     let ended = runtime.block_on(async {
         let mut terminate = signal(SignalKind::terminate()).map_err(|error| Error::io(OPERATION, error))?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(|error| Error::io(OPERATION, error))?;
-        let relay = Relay::open(listener, &private.identities.relay, &config.run_id, &private.token, Limits::default())?;
+        let relay = Relay::open(
+            listener,
+            &private.identities.relay,
+            &config.run_id,
+            &private.token,
+            Limits::default(),
+        )?;
         relay.go_on_from(&config.counts);
         let counting = relay.clone().keep_counts(config.counts);
         tokio::select! {
@@ -246,12 +252,16 @@ impl Relay {
         let own = Arc::clone(&traffic.streams).try_acquire_owned();
         let shared = Arc::clone(&self.0.streams).try_acquire_owned();
         let (Ok(_own), Ok(_shared)) = (own, shared) else {
-            let why = format!("too many streams ({} of one host, {} in all)", self.0.limits.streams, self.0.limits.all_streams);
+            let why = format!(
+                "too many streams ({} of one host, {} in all)",
+                self.0.limits.streams, self.0.limits.all_streams
+            );
             tracing::warn!(host, why, "refused");
             return drop(answer(&mut ends, Some(why)).await);
         };
         let found = timeout(self.0.limits.open, self.find(to)).await;
-        let found = found.unwrap_or_else(|_| Err(format!("{to} did not answer within {:?}", self.0.limits.open)));
+        let found =
+            found.unwrap_or_else(|_| Err(format!("{to} did not answer within {:?}", self.0.limits.open)));
         let far = match found {
             Ok(far) => far,
             Err(why) => {

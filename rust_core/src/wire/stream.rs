@@ -190,7 +190,7 @@ fn keep_alive(stream: &TcpStream) -> Result<()> {
 }
 
 /// An I/O error; what TLS refused, or was refused, is [`ErrorKind::Refused`].
-pub(super) fn io_error(operation: &'static str, error: io::Error) -> Error {
+pub(crate) fn io_error(operation: &'static str, error: io::Error) -> Error {
     let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()).cloned();
     match inner {
         Some(refusal) => {

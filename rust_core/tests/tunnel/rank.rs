@@ -90,7 +90,8 @@ fn serve(mut stream: TcpStream, role: &str) {
         "abort" => {
             let _ = stream.read(&mut buffer[..1]);
             let at_once = libc::linger { l_onoff: 1, l_linger: 0 };
-            nix::sys::socket::setsockopt(&stream.as_fd(), nix::sys::socket::sockopt::Linger, &at_once).unwrap();
+            nix::sys::socket::setsockopt(&stream.as_fd(), nix::sys::socket::sockopt::Linger, &at_once)
+                .unwrap();
         }
         "tell" => loop {
             match stream.read(&mut buffer) {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use sky_monarch_core::Result;
 use sky_monarch_core::tunnel::{Limits, Place, Relay, Tunnel, address_of};
 use sky_monarch_core::wire::Address;
-use sky_monarch_core::wire::tls::Authority;
+use sky_monarch_core::wire::tls::{Authority, Identity};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
@@ -38,7 +38,8 @@ fn serve(run: &Authority, listener: &TcpListener, limits: &Limits) -> (Runtime, 
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let listener = listener.try_clone().unwrap();
     let identity = run.issue("relay").unwrap();
-    let relay = runtime.block_on(async { Relay::open(listener, &identity, RUN, TOKEN, limits.clone()) }).unwrap();
+    let relay =
+        runtime.block_on(async { Relay::open(listener, &identity, RUN, TOKEN, limits.clone()) }).unwrap();
     let serving = relay.clone();
     runtime.spawn(async move { serving.serve().await });
     (runtime, relay)
@@ -83,6 +84,11 @@ impl Scene {
     pub fn host(&self, host: &str, attempt: u32, certificate: &str) -> Result<Tunnel> {
         let address = address_of(host).unwrap().into();
         Tunnel::start(self.place(&self.run, host, attempt, certificate, address), self.limits.clone())
+    }
+
+    /// A certificate of the run.
+    pub fn identity(&self, name: &str) -> Identity {
+        self.run.issue(name).unwrap()
     }
 
     /// A host with a certificate of another run.

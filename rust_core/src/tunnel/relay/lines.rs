@@ -134,7 +134,8 @@ impl Lines {
             }
         };
         let asked = timeout(patience, asking).await;
-        let (id, found) = asked.unwrap_or_else(|_| Err(format!("the host at {address} has no line to the head")))?;
+        let (id, found) =
+            asked.unwrap_or_else(|_| Err(format!("the host at {address} has no line to the head")))?;
         let _forget = Forget { lines: self, id };
         found.await.unwrap_or_else(|_| Err("the host has lost its place".to_owned()))
     }
