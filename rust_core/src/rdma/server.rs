@@ -15,7 +15,7 @@ use rand::RngCore;
 
 use super::board::Board;
 use super::domain::Limits;
-use super::memory::{self, cut};
+use super::memory::{self, Digest, cut};
 use super::protocol::{
     Greeting, MAGIC, MAX_NAME, MAX_PARTS, NONCE, Op, PROOF, Request, Secret, Side, encode_reply,
 };
@@ -290,18 +290,18 @@ impl Serving<'_> {
         let Some(lease) = self.leased(request, Purpose::Read)? else { return Ok(()) };
         let parts = lease.memory().parts(request.offset, request.length, usize::MAX)?;
         self.answer(&Ok(request.length))?;
-        let mut digest = 0;
+        let mut digest = Digest::default();
         for chunk in cut(&parts, CHUNK) {
             self.shared.pace(chunk.length);
             // SAFETY: inside what was registered, which the lease keeps.
             unsafe {
                 self.socket.send(chunk)?;
                 if request.digest {
-                    digest = memory::digest(digest, &[chunk]);
+                    digest.add(memory::bytes(chunk));
                 }
             }
         }
-        self.answer(&lease.check().map(|()| u64::from(digest)))
+        self.answer(&lease.check().map(|()| digest.value()))
     }
 
     fn receive(&mut self, request: &Request) -> Result<()> {
@@ -309,19 +309,19 @@ impl Serving<'_> {
         let Some(lease) = self.leased(request, Purpose::Write)? else { return Ok(()) };
         let parts = lease.memory().parts(request.offset, request.length, usize::MAX)?;
         self.answer(&Ok(request.length))?;
-        let mut digest = 0;
+        let mut digest = Digest::default();
         for chunk in cut(&parts, CHUNK) {
             // SAFETY: inside what was registered to be written to, which the lease keeps.
             unsafe {
                 self.socket.receive(chunk)?;
                 if request.digest {
-                    digest = memory::digest(digest, &[chunk]);
+                    digest.add(memory::bytes(chunk));
                 }
             }
         }
-        let mut theirs = [0; 4];
+        let mut theirs = [0; 8];
         self.socket.read(&mut theirs)?;
-        if request.digest && u32::from_le_bytes(theirs) != digest {
+        if request.digest && u64::from_le_bytes(theirs) != digest.value() {
             let why = "what arrived is not what was sent: the range holds something else now";
             return self.answer(&Err(Error::new(ErrorKind::Corrupt, "write memory", why)));
         }
@@ -372,8 +372,8 @@ impl Serving<'_> {
         let Some(lease) = self.leased(request, Purpose::Read)? else { return Ok(()) };
         let parts = lease.memory().parts(request.offset, request.length, usize::MAX)?;
         // SAFETY: inside what was registered, which the lease keeps.
-        let digest = unsafe { memory::digest(0, &parts) };
-        self.answer(&lease.check().map(|()| u64::from(digest)))
+        let digest = unsafe { memory::digest(&parts) };
+        self.answer(&lease.check().map(|()| digest))
     }
 
     fn lookup(&mut self, request: &Request) -> Result<()> {
