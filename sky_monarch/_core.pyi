@@ -963,6 +963,7 @@ class RdmaDomain:
         timeout_s: float,
         offset: int = 0,
         digest: bool = True,
+        keep: bool = False,
         streams: int | None = None,
         path: str | None = None,
     ) -> dict[str, Any]:
@@ -975,11 +976,13 @@ class RdmaDomain:
             timeout_s: For all of it.
             offset: Where the bytes begin in the owners' memory.
             digest: Whether each piece is checked.
+            keep: Whether a piece is left as it is where its digest is right.
             streams: Threads for each owner.
             path: ``cma``, ``shm``, ``ibverbs`` or ``tcp``; None for the best.
 
         Returns:
-            ``{"bytes", "again", "owners": [{"bytes", "path", "lost"}]}``; ``again``: pieces read more than once.
+            ``{"bytes", "kept", "again", "owners": [{"bytes", "path", "lost"}]}``; ``kept``: bytes that were there
+            already, ``again``: pieces read more than once.
 
         Raises:
             OutOfBoundsError: The range is not inside.

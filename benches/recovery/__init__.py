@@ -26,7 +26,8 @@ and number (``n``) over all kills:
 and the ratios of ours to TorchFT's. A kill waits until our standbys are ready again, as TorchFT's fork server always
 is (``--impatient``: it does not); ``standby_refill_s`` says how long that takes.
 
-Scenarios: ``quiet``; ``busy`` (both cores); ``inner`` (two ranks a group, all killed); ``state`` (1.5 GiB more of it);
+Scenarios: ``quiet``; ``busy`` (both cores); ``inner`` (two ranks a group, all killed); ``state`` (1.5 GiB more,
+or ``--state-gib``: each of the ``--groups`` has it twice, in its process and in our standby);
 ``double`` (a second group is killed 0-10 ms after the first survivor logged that it enters its process group's
 ``configure`` for the next quorum, by a line that both scripts write there); ``lighthouse`` (killed instead of a group).
 """
@@ -34,6 +35,7 @@ Scenarios: ``quiet``; ``busy`` (both cores); ``inner`` (two ranks a group, all k
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import statistics
 from collections.abc import Sequence
 
@@ -59,6 +61,9 @@ def run(arguments: Sequence[str] = ()) -> int:
     options = _options(arguments)
     leave_on_sigterm()
     scenario = SCENARIOS[options.scenario]
+    if options.state_gib is not None:
+        load = f"quiet, {options.groups} groups with {options.state_gib:g} GiB of extra state"
+        scenario = dataclasses.replace(scenario, state_gib=options.state_gib, load=load)
     plan = Plan(
         kills=options.kills,
         spacing_s=options.spacing_s,
@@ -72,7 +77,7 @@ def run(arguments: Sequence[str] = ()) -> int:
         if lacks:
             say(f"{peer} is missing: {lacks}")
             continue
-        outcome = measure(peer, scenario, plan, keep=options.keep)
+        outcome = measure(peer, scenario, plan, groups=options.groups, keep=options.keep)
         if outcome is not None:
             report(peer, outcome, scenario.load)
             outcomes[peer] = outcome
@@ -80,14 +85,14 @@ def run(arguments: Sequence[str] = ()) -> int:
     return 0 if outcomes.keys() == set(options.peers) else 1
 
 
-def measure(peer: str, scenario: Scenario, plan: Plan, *, keep: bool) -> Outcome | None:
+def measure(peer: str, scenario: Scenario, plan: Plan, *, groups: int = GROUPS, keep: bool) -> Outcome | None:
     """One peer; None where it did not get through, and its logs are then kept."""
     try:
         with workplace(keep=keep) as folder:
             say(f"{peer}: starts, logs in {folder}")
             setting = Setting(
                 folder=folder,
-                groups=GROUPS,
+                groups=groups,
                 ranks=scenario.ranks,
                 kills=plan.kills,
                 state_gib=scenario.state_gib,
@@ -151,6 +156,10 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--peers", help=f"comma-separated, of {', '.join(PEERS)} (default: the scenario's)")
     parser.add_argument(
         "--kills", type=int, help=f"default: {_DEFAULT_KILLS}, or as many as {_DEFAULT_BUDGET_S:g} s allow"
+    )
+    parser.add_argument("--groups", type=int, default=GROUPS, help="default: %(default)s")
+    parser.add_argument(
+        "--state-gib", type=float, help="extra state of each rank, in place of the scenario's"
     )
     parser.add_argument("--spacing-s", type=float, help="least time between two kills")
     parser.add_argument("--budget-s", type=float, help="no kill later than this after a peer's first")

@@ -44,11 +44,13 @@ class Transfer:
 
     Attributes:
         bytes: All of it.
+        kept: Of them, those that were there already.
         again: Pieces that had to be moved again.
         owners: For each owner, in order: ``{"bytes", "path", "lost"}``, the last why it was asked for nothing more.
     """
 
     bytes: int
+    kept: int
     again: int
     owners: list[dict[str, Any]]
 
@@ -167,6 +169,7 @@ class Domain:
         timeout_s: float,
         offset: int = 0,
         digest: bool = True,
+        keep: bool = False,
         path: str | None = None,
         streams: int | None = None,
     ) -> Transfer:
@@ -178,6 +181,7 @@ class Domain:
             timeout_s: For all of it.
             offset: Where the bytes begin in the owners' memory.
             digest: Whether each piece is checked.
+            keep: Whether a piece is left as it is where its digest is that of the first owner.
             path: ``cma``, ``shm``, ``ibverbs`` or ``tcp``; None for the best.
             streams: Threads for each owner; None for what is usual.
 
@@ -195,6 +199,7 @@ class Domain:
             timeout_s=timeout_s,
             offset=offset,
             digest=digest,
+            keep=keep,
             path=path,
             streams=streams,
         )

@@ -260,6 +260,9 @@ class DilocoSession(Session):
         """Of the optimizers only the outer one: each group has gone a way of its own with the other."""
         return Replicated(parameters=super()._replicated().parameters, parts=frozenset({"diloco"}))
 
+    def _keeps_up(self) -> None:
+        """A heal is waited for: it is one of many steps."""
+
     def _begin_together(self, manager: SessionManager) -> None:
         """Nobody of the quorum has anything to be averaged, and all know: they begin a round."""
         manager.forget_votes()

@@ -6,8 +6,9 @@ import logging
 import queue
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
+from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,7 +16,7 @@ from torchft import Manager
 from torchft.manager import MANAGER_ADDR_KEY
 
 from sky_monarch.errors import QuorumError
-from sky_monarch.training.healing import Source, StripedTransport
+from sky_monarch.training.healing import Following, Source, StripedTransport
 from sky_monarch.training.process_group import MeshSockets
 from sky_monarch.training.transport import Heal, Healing
 from sky_monarch.training.tunnel import Tunnel
@@ -41,6 +42,37 @@ class SessionManager(Manager):  # type: ignore[misc]  # torchft has no type info
         super().__init__(**arguments)
         self._transport: Healing = arguments["checkpoint_transport"]
         self._executor = _DaemonExecutor("torchft_quorum")
+        self._behind = 0
+        self._commit_failures: int = 0
+
+    def start_quorum(
+        self, allow_heal: bool = True, shrink_only: bool = False, timeout: timedelta | None = None
+    ) -> None:
+        """As TorchFT's."""
+        self._behind = self._step
+        if isinstance(self._transport, StripedTransport):
+            self._transport.following = None
+        super().start_quorum(allow_heal, shrink_only, timeout)
+
+    @property
+    def following(self) -> Following | None:
+        """What this process does in a step that it takes part in while its state is still coming; else None."""
+        transport = self._transport
+        return transport.following if self._healing and isinstance(transport, StripedTransport) else None
+
+    def should_commit(self, timeout: timedelta | None = None) -> bool:
+        """As TorchFT's; no where a donor's state is still coming, of which nothing is applied."""
+        if self.following is None:
+            return bool(super().should_commit(timeout))
+        if error := self._pg.errored():
+            self.report_error(error)
+        if self.errored() is None:
+            self.forget_votes()
+        else:
+            self._commit_failures += 1  # asks for another mesh
+        # To the lighthouse this group is as far as it was: who is behind gets a donor, and is counted by nobody.
+        self._pending_state_dict, self._step = None, self._behind
+        return False
 
     def dial_through(self, tunnel: Tunnel | None) -> None:
         """Have the manager of a donor be reached through a tunnel, where there is one."""
@@ -104,6 +136,20 @@ class SessionManager(Manager):  # type: ignore[misc]  # torchft has no type info
         """
         if isinstance(self._transport, StripedTransport):
             self._transport.serve(source)
+
+    def keep_up(self, names: Sequence[str]) -> None:
+        """Let nobody wait for this process while it heals, where its transport can do that.
+
+        Args:
+            names: Of the parameters, in the order of the optimizer.
+        """
+        if isinstance(self._transport, StripedTransport):
+            self._transport.keep_up(names)
+
+    def arrived(self) -> None:
+        """Tell who heals from this process that its gradients are there."""
+        if isinstance(self._transport, StripedTransport):
+            self._transport.arrived()
 
     def take_heal(self) -> Heal | None:
         """The state that was received from a donor since the last call, if any."""

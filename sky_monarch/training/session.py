@@ -290,7 +290,7 @@ class Session:
             if self._vote(manager):
                 self._commit(manager, metrics or {})
                 return True
-            if not self._again(manager, attempt):
+            if self._kept_up(manager) or not self._again(manager, attempt):
                 break
             self._rounds.ask()
         self._begun = False
@@ -306,6 +306,7 @@ class Session:
         """One attempt at averaging; False if it failed, and the vote will then be no."""
         with self._link.waiting():
             self._rounds.wait()
+            manager.arrived()
             return self._average(manager, samples)
 
     def _average(self, manager: SessionManager, samples: int | None) -> bool:
@@ -334,6 +335,38 @@ class Session:
         all_begin_equal(manager, self.digest(), round_steps=self._state.round_steps)
         return True
 
+    def _kept_up(self, manager: SessionManager) -> bool:
+        """Where a donor's state is still coming: take the step of the others with what is here of it."""
+        following = manager.following
+        if following is None:
+            return False
+        if manager.errored() is None:
+            if not self._averaged:
+                self._buckets.unpack()
+            # The rates of this step, and moments where they come.
+            self._optimizer.load_state_dict(following.optimizer_state())
+            if self._before_update is not None:
+                self._before_update(following.step)
+            for name, param in self._model.named_parameters():
+                if name not in following.here:
+                    param.grad = None
+            self._optimizer.step()
+            following.applied()
+            if not following.lies_in(self._optimizer):
+                following.give_up()
+        return True
+
+    def _keeps_up(self) -> list[str] | None:
+        """Names of the parameters in the order of the optimizer; None where a heal is to be waited for.
+
+        So it is where ranks of a group share a model, or would have to agree on what they have.
+        """
+        if self._env.world_size > 1 or self._sharding.mesh is not None:
+            return None
+        names = {id(param): name for name, param in self._model.named_parameters()}
+        held = [param for group in self._optimizer.param_groups for param in group["params"]]
+        return [names[id(param)] for param in held] if all(id(param) in names for param in held) else None
+
     def _replace_parameters(self, state: Mapping[str, Any]) -> None:
         """A heal, or a checkpoint: whatever gradients there are belong to other parameters."""
         self._model.load_state_dict(state)
@@ -349,7 +382,7 @@ class Session:
             committed = bool(manager.should_commit())
         if committed:
             self._rounds.passed()
-        elif not self.finished:
+        elif not self.finished and (manager.following is None or manager.errored() is not None):
             self._rounds.failed(self.step)
         return committed
 
@@ -433,6 +466,8 @@ class Session:
                 late=lambda: self._link.wait_on(),
             )
             self._state.hand_to(self._manager, self._sharding, self._replicated())
+            if (names := self._keeps_up()) is not None:
+                self._manager.keep_up(names)
             self._state.join(store[:2], env.generation, undo)
             self._link = AgentLink(
                 env,

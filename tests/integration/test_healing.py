@@ -122,7 +122,7 @@ def test_groups_that_are_killed_again_and_again_end_bit_equal(job: Callable[...,
 
 def slow_heal(run: HealingJob, **more: Any) -> tuple[list[Child], Child, dict[str, Any]]:
     """Groups 0 to 2 train, group 0 died, and its newcomer has begun to heal, which takes a second and more."""
-    options = {"steps": 100_000, "sleep_s": 0.02, "width": 1536, **more}
+    options = {"steps": 100_000, "sleep_s": 0.02, "width": 1536, "wait": True, **more}
     first = [run.begin(replica, **options) for replica in range(run.replicas)]
     run.await_commit(1, 3)
     first[0].kill()

@@ -119,6 +119,25 @@ def test_parameters_come_into_place_and_the_rest_from_the_assigned_donor(place: 
     assert heal.bytes >= 3 * MIB
 
 
+def peak_mib() -> float:
+    """Most memory that this process had since its peak was forgotten."""
+    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
+
+
+def test_a_joiner_needs_no_second_copy_of_its_state(place: Callable[..., Place]) -> None:
+    import torch
+
+    source, joiner = place(0, 2.0), place(1, 0.0)
+    for one, fill in ((source, 2.0), (joiner, 0.0)):
+        one.weight = torch.full((200 * MIB // 4,), fill)
+    source.offer()
+    Path("/proc/self/clear_refs").write_text("5")
+    before = peak_mib()
+    joiner.heal_from(source.transport.metadata())
+    assert peak_mib() - before < 64
+    assert joiner.weight.eq(2.0).all()
+
+
 def test_what_is_withdrawn_before_a_commit_is_not_read_any_more(place: Callable[..., Place]) -> None:
     source, joiner = place(0, 2.0), place(1, 0.0)
     source.offer()

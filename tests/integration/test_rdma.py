@@ -93,6 +93,25 @@ def test_bytes_arrive_equal_both_ways(owner: Callable[..., Owner], domain: Domai
 
 
 @pytest.mark.parametrize("path", PATHS)
+def test_what_is_right_already_is_left_as_it_is(
+    owner: Callable[..., Owner], domain: Domain, path: str
+) -> None:
+    nbytes = 8 * MIB + 17
+    theirs = owner(nbytes, kind=kind_for(path))
+    mine = bytearray(pattern(nbytes))
+    into = memory_of(mine, writable=True)
+    kept = domain.read_into([theirs.handle], into, timeout_s=20, keep=True, path=path)
+    assert (kept.bytes, kept.kept) == (nbytes, nbytes)
+    assert kept.owners == [{"bytes": 0, "path": None, "lost": None}], "nothing was moved"
+    for place in (0, 3 * MIB + 5, nbytes - 1):
+        mine[place] ^= 1
+    kept = domain.read_into([theirs.handle], into, timeout_s=20, keep=True, path=path)
+    assert mine == pattern(nbytes)
+    assert 0 < kept.kept < nbytes
+    assert kept.kept + kept.owners[0]["bytes"] == nbytes
+
+
+@pytest.mark.parametrize("path", PATHS)
 def test_every_way_refuses_alike(owner: Callable[..., Owner], domain: Domain, path: str) -> None:
     kind = kind_for(path)
     theirs, locked = owner(1000, kind=kind), owner(1000, kind=kind, writable=False)
@@ -225,7 +244,7 @@ def test_nothing_is_read_of_who_cannot_prove_the_secret(owner: Callable[..., Own
             return os.mkdir, (str(tmp_path / "made"),)
 
     host, port = json.loads(theirs.handle)["address"].split(":")
-    for data in (pickle.dumps(Payload()), b"SKYR\x01" + bytes(32) + bytes(32), b"SKYR\x02" + bytes(64)):
+    for data in (pickle.dumps(Payload()), b"SKYR\x02" + bytes(32) + bytes(32), b"SKYR\x03" + bytes(64)):
         answer = b""
         with (
             socket.create_connection((host, int(port)), timeout=10) as connection,

@@ -12,7 +12,7 @@ import struct
 import threading
 from collections.abc import Callable
 
-MAGIC = b"SKYR\x01"
+MAGIC = b"SKYR\x02"
 REQUEST = struct.Struct("<BBQQQQQ")
 PIECE = 1 << 20  # of what is as short as the tests have it
 READ, DIGEST, LOOKUP = 1, 6, 7
@@ -45,7 +45,7 @@ class HostileOwner:
     ) -> None:
         self.secret, self.nbytes, self.lie, self.claim = secret.encode(), nbytes, lie, claim
         self.reads = 0
-        crc32c_of_zeros(PIECE)  # ahead: who is too slow is found out for that
+        crc64_of_zeros(PIECE)  # ahead: who is too slow is found out for that
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._closing = threading.Event()
         self._connections: list[socket.socket] = []
@@ -123,22 +123,23 @@ class HostileOwner:
             connection.sendall(yes(0))
         else:
             zeros = bytes(length)
-            connection.sendall(yes(length) + zeros + yes(crc32c_of_zeros(length) ^ (self.lie == "digest")))
+            connection.sendall(yes(length) + zeros + yes(crc64_of_zeros(length) ^ (self.lie == "digest")))
 
 
 @functools.cache
-def crc32c_of_zeros(length: int) -> int:
-    """Castagnoli's."""
-    register = 0xFFFFFFFF
+def crc64_of_zeros(length: int) -> int:
+    """NVMe's."""
+    register = _ONES
     for _ in range(length):
         register = _TABLE[register & 0xFF] ^ (register >> 8)
-    return register ^ 0xFFFFFFFF
+    return register ^ _ONES
 
 
 def _entry(index: int) -> int:
     for _ in range(8):
-        index = (index >> 1) ^ (0x82F63B78 if index & 1 else 0)
+        index = (index >> 1) ^ (0x9A6C9329AC4BC9B5 if index & 1 else 0)
     return index
 
 
+_ONES = (1 << 64) - 1
 _TABLE = [_entry(index) for index in range(256)]

@@ -7,6 +7,7 @@ from tests.support.mutant import Mutant, left_out, replaced
 _RDMA = "test_rdma.py::"
 _HEALING = "test_healing.py::"
 _DONORS = "test_healing_donors.py::"
+_UNWAITED = "test_healing_unwaited.py::"
 
 HEALED: list[Mutant] = [
     left_out(
@@ -66,5 +67,34 @@ HEALED: list[Mutant] = [
         "            pass\n\n    def _withdraw",
         f"{_DONORS}test_what_is_withdrawn_before_a_commit_is_not_read_any_more",
         "DID NOT RAISE",
+    ),
+    left_out(
+        "keep_everything",
+        f"{_RDMA}test_what_is_right_already_is_left_as_it_is",
+        "AssertionError",
+    ),
+    # Nobody says that the others wait: they do.
+    replaced(
+        "training/session.py",
+        "            manager.arrived()\n",
+        "",
+        f"{_UNWAITED}test_nobody_waits_for_a_group_that_heals_and_all_end_bit_equal",
+        "its state came over many steps",
+    ),
+    # What has come stays as it was: all of it is read once more at the end.
+    replaced(
+        "training/session.py",
+        "            self._optimizer.step()\n            following.applied()",
+        "            following.applied()",
+        f"{_UNWAITED}test_nobody_waits_for_a_group_that_heals_and_all_end_bit_equal",
+        "AssertionError",
+    ),
+    # Without the comparison at the end it has what it kept up with, right or not.
+    replaced(
+        "training/healing/reading.py",
+        "    if not digest:\n",
+        "    if False:\n",
+        f"{_UNWAITED}test_what_it_could_not_know_of_is_read_again_at_the_end",
+        "AssertionError",
     ),
 ]

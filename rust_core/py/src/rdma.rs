@@ -85,6 +85,7 @@ fn report<'py>(py: Python<'py>, report: &Report) -> PyResult<Bound<'py, PyDict>>
     }
     let out = PyDict::new(py);
     out.set_item("bytes", report.bytes)?;
+    out.set_item("kept", report.kept)?;
     out.set_item("again", report.again)?;
     out.set_item("owners", owners)?;
     Ok(out)
@@ -186,7 +187,7 @@ impl RdmaDomain {
         waited(py, move || domain.lookup(address, &name, serial, limit), || {})
     }
 
-    #[pyo3(signature = (handles, segments, owner, *, timeout_s, offset=0, digest=true, streams=None, path=None))]
+    #[pyo3(signature = (handles, segments, owner, *, timeout_s, offset=0, digest=true, keep=false, streams=None, path=None))]
     #[expect(clippy::too_many_arguments, reason = "all are keywords in Python")]
     fn read_into<'py>(
         &self,
@@ -197,6 +198,7 @@ impl RdmaDomain {
         timeout_s: f64,
         offset: u64,
         digest: bool,
+        keep: bool,
         streams: Option<usize>,
         path: Option<&str>,
     ) -> PyResult<Bound<'py, PyDict>> {
@@ -204,6 +206,7 @@ impl RdmaDomain {
         let handles: Vec<Handle> = handles.iter().map(|text| handle(py, text)).collect::<PyResult<_>>()?;
         let (memory, options) =
             (memory(py, segments, owner)?, options(py, timeout_s, digest, streams, path)?);
+        let options = Options { keep, ..options };
         let cancelled = Arc::clone(&options.cancelled);
         let read = move || domain.read_into(&handles, offset, &memory, &options);
         report(py, &waited(py, read, || cancelled.store(true, Ordering::Relaxed))?)

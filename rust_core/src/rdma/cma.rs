@@ -3,7 +3,7 @@
 use std::io;
 
 use super::connection::{Ask, Connection};
-use super::memory::{self, Segment};
+use super::memory::{self, Digest, Segment};
 use super::path::{Path, PathKind};
 use super::protocol::{Greeting, Op};
 use super::server;
@@ -44,12 +44,12 @@ impl Cma {
 
     /// # Safety
     /// `mine` must be readable, or writable, as `way` needs it.
-    unsafe fn transfer(&mut self, ask: &Ask<'_>, mine: &[Segment], way: Way) -> Result<u32> {
+    unsafe fn transfer(&mut self, ask: &Ask<'_>, mine: &[Segment], way: Way) -> Result<u64> {
         let op = match way {
             Way::FromThem => Op::GrantRead,
             Way::ToThem => Op::GrantWrite,
         };
-        let (mut mine, mut done, mut digest) = (mine.to_vec(), 0, 0);
+        let (mut mine, mut done, mut digest) = (mine.to_vec(), 0, Digest::default());
         // Once even for nothing: the handle may be stale.
         loop {
             let rest = Ask { offset: ask.offset + done, length: ask.length - done, ..*ask };
@@ -65,7 +65,7 @@ impl Cma {
                     copy(self.connection.greeting.pid, &batch, way)?;
                     if ask.digest && matches!(way, Way::FromThem) {
                         for (local, _) in &batch {
-                            digest = memory::digest(digest, &[*local]);
+                            digest.add(memory::bytes(*local));
                         }
                     }
                 }
@@ -76,7 +76,7 @@ impl Cma {
             self.connection.release(&rest)?;
             done += grant.length;
             if done == ask.length {
-                return Ok(digest);
+                return Ok(digest.value());
             }
         }
     }
@@ -87,7 +87,7 @@ impl Path for Cma {
         PathKind::Cma
     }
 
-    unsafe fn read(&mut self, ask: &Ask<'_>, into: &[Segment]) -> Result<u32> {
+    unsafe fn read(&mut self, ask: &Ask<'_>, into: &[Segment]) -> Result<u64> {
         // SAFETY: as the caller promises.
         unsafe { self.transfer(ask, into, Way::FromThem) }
     }

@@ -1,7 +1,8 @@
 //! One range from several owners at once, piece by piece.
 //!
 //! Each owner has threads of its own, which take the next piece as soon as they are done with one: a fast owner gives
-//! more. A piece that an owner does not give, or gives wrong, is read from another, and that owner is asked for nothing
+//! more. Pieces get smaller towards the end, so that no owner is waited for while the others have nothing left to give.
+//! A piece that an owner does not give, or gives wrong, is read from another, and that owner is asked for nothing
 //! more. What is right says the *truth*: the first owner, or after its end the next one.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::connection::{Ask, Connection};
 use super::handle::Handle;
-use super::memory::Memory;
+use super::memory::{self, Memory};
 use super::path::{self, Path, PathKind};
 use super::protocol::Op;
 use super::server::Shared;
@@ -20,10 +21,10 @@ use crate::agent::mutant;
 use crate::{Error, ErrorKind, Result};
 
 const MIB: u64 = 1 << 20;
-/// Bounds of a piece: what is lost with an owner, and what is worth a question.
+/// Bounds of a piece: what is worth a question, and what is lost with an owner.
 const PIECE: (u64, u64) = (MIB, 16 * MIB);
-/// Pieces for each thread, so that none is waited for long at the end.
-const PIECES_A_THREAD: u64 = 4;
+/// A piece is this part of a thread's share of what is left: the last ones are short on all of them.
+const SHARE: u64 = 2;
 /// Threads together, where nobody says otherwise.
 const THREADS: usize = 4;
 /// An owner that gives less than this is as good as dead.
@@ -37,6 +38,8 @@ pub struct Options {
     pub limit: Duration,
     /// Whether each piece is checked against the digest of the owner that decides.
     pub digest: bool,
+    /// Whether a piece is left as it is where its digest is that of the owner that decides.
+    pub keep: bool,
     /// Threads, and connections, for each owner; none for what is usual.
     pub streams: Option<usize>,
     /// None for the best one.
@@ -48,7 +51,7 @@ pub struct Options {
 impl Options {
     /// Checked, by the best path.
     pub fn new(limit: Duration) -> Self {
-        Self { limit, digest: true, streams: None, path: None, cancelled: Arc::default() }
+        Self { limit, digest: true, keep: false, streams: None, path: None, cancelled: Arc::default() }
     }
 }
 
@@ -59,6 +62,8 @@ pub struct Report {
     pub bytes: u64,
     /// By owner, in order.
     pub owners: Vec<OwnerReport>,
+    /// Of them, those that were there already.
+    pub kept: u64,
     /// Pieces that had to be moved again.
     pub again: u64,
 }
@@ -81,6 +86,9 @@ struct Piece {
 
 #[derive(Default)]
 struct State {
+    /// Nobody was asked for what lies from here on.
+    next: u64,
+    /// Given back.
     pending: Vec<Piece>,
     under_way: usize,
     truth: usize,
@@ -96,6 +104,7 @@ struct Work<'a> {
     mine: &'a Memory,
     options: &'a Options,
     writes: bool,
+    threads: u64,
     deadline: Instant,
     state: Mutex<State>,
     changed: Condvar,
@@ -143,16 +152,12 @@ fn run(
         ));
     }
     let streams = options.streams.unwrap_or(THREADS / owners.len()).clamp(1, 64);
-    let size = (total / (owners.len() * streams) as u64 / PIECES_A_THREAD).clamp(PIECE.0, PIECE.1);
-    let mut pending: Vec<Piece> = (0..total.div_ceil(size))
-        .map(|index| Piece { offset: index * size, length: size.min(total - index * size) })
-        .collect();
-    if pending.is_empty() {
-        // An empty range is asked for, too: the handle may be stale.
-        pending.push(Piece { offset: 0, length: 0 });
+    let streams = streams.min(usize::try_from(total.div_ceil(PIECE.0)).unwrap_or(64).max(1));
+    // An empty range is asked for, too: the handle may be stale.
+    let pending = if total == 0 { vec![Piece { offset: 0, length: 0 }] } else { Vec::new() };
+    if !writes && !options.keep {
+        mine.expect_all();
     }
-    let streams = streams.min(pending.len());
-    pending.reverse();
     let work = Work {
         near,
         owners,
@@ -160,6 +165,7 @@ fn run(
         mine,
         options,
         writes,
+        threads: (owners.len() * streams) as u64,
         deadline: Instant::now() + options.limit,
         state: Mutex::new(State {
             pending,
@@ -209,9 +215,10 @@ impl Work<'_> {
             {
                 return None;
             }
-            if let Some(piece) = state.pending.pop() {
+            let piece = state.pending.pop().or_else(|| self.cut(&mut state));
+            if piece.is_some() {
                 state.under_way += 1;
-                return Some(piece);
+                return piece;
             }
             if state.under_way == 0 {
                 return None;
@@ -221,13 +228,27 @@ impl Work<'_> {
         }
     }
 
-    fn done(&self, owner: usize, piece: &Piece, kind: PathKind) {
+    /// The next piece of what nobody was asked for yet.
+    fn cut(&self, state: &mut State) -> Option<Piece> {
+        let left = self.mine.length() - state.next;
+        let length = (left / self.threads / SHARE).clamp(PIECE.0, PIECE.1).min(left);
+        let offset = state.next;
+        state.next += length;
+        (length > 0).then_some(Piece { offset, length })
+    }
+
+    fn done(&self, owner: usize, piece: &Piece, moved: Option<PathKind>) {
         let mut state = self.lock();
         state.under_way -= 1;
         state.report.bytes += piece.length;
-        let report = &mut state.report.owners[owner];
-        report.bytes += piece.length;
-        report.path = Some(kind);
+        match moved {
+            Some(kind) => {
+                let report = &mut state.report.owners[owner];
+                report.bytes += piece.length;
+                report.path = Some(kind);
+            }
+            None => state.report.kept += piece.length,
+        }
         self.changed.notify_all();
     }
 
@@ -252,14 +273,14 @@ impl Work<'_> {
         self.changed.notify_all();
     }
 
-    /// Moves a piece; who is to blame comes with the error.
+    /// Moves a piece, and says how; none where it was there already. Who is to blame comes with the error.
     fn piece(
         &self,
         owner: usize,
         piece: &Piece,
         path: &mut Option<Box<dyn Path>>,
         truth: &mut Option<(usize, Connection)>,
-    ) -> Result<PathKind, (usize, Error)> {
+    ) -> Result<Option<PathKind>, (usize, Error)> {
         let blame = |error| (owner, error);
         let limit = GRACE + Duration::from_secs_f64(piece.length as f64 / SLOWEST_BYTES_PER_S as f64);
         let deadline = self.deadline.min(Instant::now() + limit);
@@ -285,23 +306,45 @@ impl Work<'_> {
             }
             // SAFETY: a `Memory` can be read, or else what stands in for it.
             unsafe { path.write(&ask, &mine) }.map_err(blame)?;
-            return Ok(path.kind());
+            return Ok(Some(path.kind()));
         }
         let asked = self.ask_truth(owner, path.kind(), &ask, truth)?;
-        // SAFETY: a `Memory` that is written to can be.
-        let digest = unsafe { path.read(&ask, &mine) }.map_err(blame)?;
-        if let (Some(judge), Some((_, connection))) = (asked, truth.as_mut()) {
-            let right = connection.socket.until(deadline, STALL).and_then(|()| connection.answer());
-            let right = right.map_err(|error| (judge, error))?;
-            if right != u64::from(digest) && !mutant::is_on("trust_digests") {
-                let why = "it gave other bytes than the owner that decides";
-                return Err(blame(Error::new(ErrorKind::Corrupt, "read the memory of a peer", why)));
+        let mut right = None;
+        if self.options.keep {
+            if let Some(staging) = &staging {
+                staging.fill().map_err(blame)?;
+            }
+            // SAFETY: a `Memory` can be read. The owner that decides computes its own meanwhile.
+            let here = unsafe { memory::digest(&mine) };
+            right = Self::hear_truth(asked, truth, deadline)?;
+            if right == Some(here) || mutant::is_on("keep_everything") {
+                return Ok(None);
             }
         }
+        // SAFETY: a `Memory` that is written to can be.
+        let digest = unsafe { path.read(&ask, &mine) }.map_err(blame)?;
         if let Some(staging) = &staging {
             staging.drain().map_err(blame)?;
         }
-        Ok(path.kind())
+        if right.is_none() {
+            right = Self::hear_truth(asked, truth, deadline)?;
+        }
+        if right.is_some_and(|right| right != digest) && !mutant::is_on("trust_digests") {
+            let why = "it gave other bytes than the owner that decides";
+            return Err(blame(Error::new(ErrorKind::Corrupt, "read the memory of a peer", why)));
+        }
+        Ok(Some(path.kind()))
+    }
+
+    /// The answer of who decides, where it was asked.
+    fn hear_truth(
+        asked: Option<usize>,
+        truth: &mut Option<(usize, Connection)>,
+        deadline: Instant,
+    ) -> Result<Option<u64>, (usize, Error)> {
+        let (Some(judge), Some((_, connection))) = (asked, truth.as_mut()) else { return Ok(None) };
+        let right = connection.socket.until(deadline, STALL).and_then(|()| connection.answer());
+        right.map(Some).map_err(|error| (judge, error))
     }
 
     /// Asks who decides for the digest of a piece, which it computes while the piece is read.
@@ -314,7 +357,8 @@ impl Work<'_> {
     ) -> Result<Option<usize>, (usize, Error)> {
         let truth = self.lock().truth;
         // Over TCP its own word comes with the bytes.
-        if !self.options.digest || (truth == owner && kind == PathKind::Tcp) {
+        let comes = truth == owner && kind == PathKind::Tcp;
+        if !self.options.keep && (!self.options.digest || comes) {
             return Ok(None);
         }
         let handle = &self.owners[truth];

@@ -84,7 +84,7 @@ pub(super) trait Path: Send {
     ///
     /// # Safety
     /// `into` must be writable.
-    unsafe fn read(&mut self, ask: &Ask<'_>, into: &[Segment]) -> Result<u32>;
+    unsafe fn read(&mut self, ask: &Ask<'_>, into: &[Segment]) -> Result<u64>;
 
     /// Writes `from` into the range, which is as long.
     ///

@@ -17,7 +17,7 @@ use ring::hmac;
 
 use crate::{Error, ErrorKind, Result};
 
-pub(super) const MAGIC: [u8; 5] = *b"SKYR\x01";
+pub(super) const MAGIC: [u8; 5] = *b"SKYR\x02";
 pub(super) const NONCE: usize = 32;
 pub(super) const PROOF: usize = 32;
 /// Longest name of an announcement, and longest text of one.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use rand::RngCore;
 
-use super::memory::{self, cut};
+use super::memory::{self, Digest, cut};
 use super::protocol::{MAGIC, MAX_NAME, MAX_PARTS, NONCE, Op, PROOF, Request, Side, encode_reply};
 use super::registry::{Lease, Purpose};
 use super::server::Shared;
@@ -164,7 +164,7 @@ impl<'a> Serving<'a> {
         let Some(lease) = self.leased(request, Purpose::Read)? else { return Ok(()) };
         let parts = lease.memory().parts(request.offset, request.length, usize::MAX)?;
         self.answer(&Ok(request.length))?;
-        let mut digest = 0;
+        let mut digest = Digest::default();
         for run in staging::runs(lease.memory(), parts) {
             let staged = Staging::of(lease.memory(), &run)?;
             if let Some(staged) = &staged {
@@ -177,12 +177,12 @@ impl<'a> Serving<'a> {
                 unsafe {
                     self.socket.send(chunk)?;
                     if request.digest {
-                        digest = memory::digest(digest, &[chunk]);
+                        digest.add(memory::bytes(chunk));
                     }
                 }
             }
         }
-        self.answer(&lease.check().map(|()| u64::from(digest)))
+        self.answer(&lease.check().map(|()| digest.value()))
     }
 
     fn receive(&mut self, request: &Request) -> Result<()> {
@@ -190,7 +190,7 @@ impl<'a> Serving<'a> {
         let Some(lease) = self.leased(request, Purpose::Write)? else { return Ok(()) };
         let parts = lease.memory().parts(request.offset, request.length, usize::MAX)?;
         self.answer(&Ok(request.length))?;
-        let mut digest = 0;
+        let mut digest = Digest::default();
         for run in staging::runs(lease.memory(), parts) {
             let staged = Staging::of(lease.memory(), &run)?;
             let run = staged.as_ref().map_or(run, |staged| vec![staged.segment()]);
@@ -199,7 +199,7 @@ impl<'a> Serving<'a> {
                 unsafe {
                     self.socket.receive(chunk)?;
                     if request.digest {
-                        digest = memory::digest(digest, &[chunk]);
+                        digest.add(memory::bytes(chunk));
                     }
                 }
             }
@@ -207,9 +207,9 @@ impl<'a> Serving<'a> {
                 staged.drain()?;
             }
         }
-        let mut theirs = [0; 4];
+        let mut theirs = [0; 8];
         self.socket.read(&mut theirs)?;
-        if request.digest && u32::from_le_bytes(theirs) != digest {
+        if request.digest && u64::from_le_bytes(theirs) != digest.value() {
             let why = "what arrived is not what was sent: the range holds something else now";
             return self.answer(&Err(Error::new(ErrorKind::Corrupt, "write memory", why)));
         }
@@ -330,7 +330,7 @@ impl<'a> Serving<'a> {
         self.begin(request)?;
         let Some(lease) = self.leased(request, Purpose::Read)? else { return Ok(()) };
         let parts = lease.memory().parts(request.offset, request.length, usize::MAX)?;
-        let mut digest = 0;
+        let mut digest = Digest::default();
         for run in staging::runs(lease.memory(), parts) {
             let staged = Staging::of(lease.memory(), &run)?;
             if let Some(staged) = &staged {
@@ -338,9 +338,13 @@ impl<'a> Serving<'a> {
             }
             let run = staged.as_ref().map_or(run, |staged| vec![staged.segment()]);
             // SAFETY: inside what was registered, which the lease keeps, or what stands in for it.
-            digest = unsafe { memory::digest(digest, &run) };
+            unsafe {
+                for part in &run {
+                    digest.add(memory::bytes(*part));
+                }
+            }
         }
-        self.answer(&lease.check().map(|()| u64::from(digest)))
+        self.answer(&lease.check().map(|()| digest.value()))
     }
 
     fn lookup(&mut self, request: &Request) -> Result<()> {

@@ -14,7 +14,7 @@ use nix::unistd::ftruncate;
 
 use super::connection::{Ask, Connection};
 use super::handle::Access;
-use super::memory::{self, Memory, Segment, SharedFile, cut};
+use super::memory::{self, Digest, Memory, Segment, SharedFile, cut};
 use super::path::{Path, PathKind};
 use super::protocol::{Greeting, Op};
 use super::server;
@@ -136,18 +136,18 @@ impl Path for Shm {
         PathKind::Shm
     }
 
-    unsafe fn read(&mut self, ask: &Ask<'_>, into: &[Segment]) -> Result<u32> {
-        let mut digest = 0;
+    unsafe fn read(&mut self, ask: &Ask<'_>, into: &[Segment]) -> Result<u64> {
+        let mut digest = Digest::default();
         self.transfer(ask, Op::GrantRead, into, |mine, theirs| {
             // SAFETY: `mine` as the caller promises; `theirs` was found inside the mapping, which cannot shrink.
             unsafe {
                 std::ptr::copy(theirs.address as *const u8, mine.address as *mut u8, mine.length);
                 if ask.digest {
-                    digest = memory::digest(digest, &[mine]);
+                    digest.add(memory::bytes(mine));
                 }
             }
         })?;
-        Ok(digest)
+        Ok(digest.value())
     }
 
     unsafe fn write(&mut self, ask: &Ask<'_>, from: &[Segment]) -> Result<()> {

@@ -1,7 +1,7 @@
 //! Over the connection itself: wherever the owner is.
 
 use super::connection::{Ask, Connection};
-use super::memory::{self, Segment, cut};
+use super::memory::{self, Digest, Segment, cut};
 use super::path::{Path, PathKind};
 use super::protocol::Op;
 use crate::{Error, ErrorKind, Result};
@@ -24,7 +24,7 @@ impl Path for Tcp {
         PathKind::Tcp
     }
 
-    unsafe fn read(&mut self, ask: &Ask<'_>, into: &[Segment]) -> Result<u32> {
+    unsafe fn read(&mut self, ask: &Ask<'_>, into: &[Segment]) -> Result<u64> {
         // SAFETY: as the caller promises.
         unsafe { read(&mut self.connection, ask, into) }
     }
@@ -37,45 +37,45 @@ impl Path for Tcp {
 
 /// # Safety
 /// As [`Path::read`].
-pub(super) unsafe fn read(connection: &mut Connection, ask: &Ask<'_>, into: &[Segment]) -> Result<u32> {
+pub(super) unsafe fn read(connection: &mut Connection, ask: &Ask<'_>, into: &[Segment]) -> Result<u64> {
     let granted = connection.ask(&ask.request(Op::Read), ask.deadline)?;
     if granted != ask.length {
         let why = format!("it sends {granted} bytes where {} were asked for", ask.length);
         return Err(Error::new(ErrorKind::Protocol, "read the memory of a peer", why));
     }
-    let mut digest = 0;
+    let mut digest = Digest::default();
     for chunk in cut(into, CHUNK) {
         // SAFETY: as the caller promises.
         unsafe {
             connection.socket.receive(chunk)?;
             if ask.digest {
-                digest = memory::digest(digest, &[chunk]);
+                digest.add(memory::bytes(chunk));
             }
         }
     }
     // The owner's last word: whether what it sent counts, and what it was.
     let theirs = connection.answer()?;
-    if ask.digest && theirs != u64::from(digest) {
+    if ask.digest && theirs != digest.value() {
         let why = "what arrived is not what was sent";
         return Err(Error::new(ErrorKind::Corrupt, "read the memory of a peer", why));
     }
-    Ok(digest)
+    Ok(digest.value())
 }
 
 /// # Safety
 /// As [`Path::write`].
 pub(super) unsafe fn write(connection: &mut Connection, ask: &Ask<'_>, from: &[Segment]) -> Result<()> {
     connection.ask(&ask.request(Op::Write), ask.deadline)?;
-    let mut digest = 0;
+    let mut digest = Digest::default();
     for chunk in cut(from, CHUNK) {
         // SAFETY: as the caller promises.
         unsafe {
             connection.socket.send(chunk)?;
             if ask.digest {
-                digest = memory::digest(digest, &[chunk]);
+                digest.add(memory::bytes(chunk));
             }
         }
     }
-    connection.socket.write(&digest.to_le_bytes())?;
+    connection.socket.write(&digest.value().to_le_bytes())?;
     connection.answer().map(|_| ())
 }

@@ -42,7 +42,7 @@ use self::outcome::{Failure, MOVE};
 use self::pair::{Direction, Pair};
 use self::region::Registered;
 use super::connection::{Ask, Connection};
-use super::memory::{self, Segment};
+use super::memory::{self, Digest, Segment};
 use super::path::{Path, PathKind};
 use super::protocol::Op;
 use super::tcp;
@@ -160,7 +160,7 @@ impl VerbsPath {
             None => unsafe { Registered::host(&self.fabric, mine, rights) }
                 .map_err(|error| Failure { fabric: true, error })?,
         };
-        let (mut mine, mut done, mut digest) = (registered.keyed.clone(), 0, 0);
+        let (mut mine, mut done, mut digest) = (registered.keyed.clone(), 0, Digest::default());
         // Once even for nothing: the handle may be stale.
         loop {
             if self.pair.is_none() {
@@ -183,7 +183,7 @@ impl VerbsPath {
             let moved = unsafe {
                 self.move_lent(&taken, &theirs, direction, ask.deadline, |local| {
                     if ask.digest && direction == Direction::FromThem {
-                        digest = memory::digest(digest, &[local]);
+                        digest.add(memory::bytes(local));
                     }
                 })
             };
@@ -193,7 +193,7 @@ impl VerbsPath {
             self.connection.release(&rest)?;
             done += grant.length;
             if done >= ask.length {
-                return Ok(digest);
+                return Ok(digest.value());
             }
         }
     }
@@ -269,7 +269,7 @@ impl Path for VerbsPath {
         self.ready.is_some()
     }
 
-    unsafe fn read(&mut self, ask: &Ask<'_>, into: &[Segment]) -> Result<u32> {
+    unsafe fn read(&mut self, ask: &Ask<'_>, into: &[Segment]) -> Result<u64> {
         if !self.fallen_back {
             let of_host = self.ready.is_none();
             // SAFETY: as the caller promises.

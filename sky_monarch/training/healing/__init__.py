@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from sky_monarch.training.healing.arrival import Following
 from sky_monarch.training.healing.encoding import Replicated
 from sky_monarch.training.healing.striped import Source, StripedTransport
 
-__all__ = ["Replicated", "Source", "StripedTransport"]
+__all__ = ["Following", "Replicated", "Source", "StripedTransport"]

@@ -6,6 +6,10 @@ JSON and tensors. The joiner reads pieces from all who are at the step, straight
 each against the digest that the assigned one gives. Before its optimizer step every member withdraws what it
 registered; what is then still being read does not count. A step that failed has changed nothing: who was reading goes
 on, which is how a newcomer outlives the death of one of its donors.
+
+A joiner that can keep up (:meth:`StripedTransport.keep_up`) lets nobody wait: when its donor says that the others have
+computed their gradients, it takes part in the step with what has come by then, and reads on in the next one. See
+:mod:`sky_monarch.training.healing.arrival`.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
@@ -24,8 +28,10 @@ from torchft.checkpointing.transport import CheckpointTransport
 
 from sky_monarch.actors.rdma import Domain, Memory, Transfer, memory_of
 from sky_monarch.errors import CheckpointError, SkyMonarchError
+from sky_monarch.training.healing.arrival import Arrival, Following
 from sky_monarch.training.healing.encoding import Leaf, Replicated, Shape, decode, encode
 from sky_monarch.training.healing.offer import Donor, Manifest, layout_of, memory_of_leaves
+from sky_monarch.training.healing.reading import ARRIVED, OthersWaiting, read_state
 from sky_monarch.training.sharding import MODEL
 from sky_monarch.training.transport import Heal
 from sky_monarch.training.tunnel import Tunnel
@@ -39,6 +45,8 @@ _STATE = "state"
 # An operation under way is a piece: milliseconds. A joiner that takes longer reads it elsewhere.
 _WITHDRAW_S = 2.0
 _MOST_MANIFEST_BYTES = 256 << 20
+# Of a quorum, in numbers of announcements: more steps than one ever lasts.
+_STEPS_A_QUORUM = 1 << 32
 
 
 class Neighbours(Protocol):
@@ -88,6 +96,7 @@ class StripedTransport(CheckpointTransport[Any]):  # type: ignore[misc]  # torch
 
     Attributes:
         torn: Whether this process's parameters are partly a donor's: they are of no step then.
+        following: What this process has to do in a step that it takes part in while its state is still coming.
     """
 
     def __init__(
@@ -105,13 +114,17 @@ class StripedTransport(CheckpointTransport[Any]):  # type: ignore[misc]  # torch
         self._source: Source | None = None
         self._lock = threading.Lock()
         self._offers: list[str] = []
-        self._quorum = -1
+        self._quorum = self._serial = -1
         self._common: list[Leaf] = []
         self._layout = ""
         self._common_handle: str | None = None
         self._registered: tuple[int, list[tuple[int, int]]] = (-1, [])
         self._heal: Heal | None = None
+        self._names: Sequence[str] | None = None
+        self._arrival: Arrival | None = None
+        self._others: OthersWaiting | None = None
         self.torn = False
+        self.following: Following | None = None
 
     def serve(self, source: Source) -> None:
         """What to give away from now on.
@@ -122,6 +135,14 @@ class StripedTransport(CheckpointTransport[Any]):  # type: ignore[misc]  # torch
         for key, save in source.parts.items():
             encode(save(), (key,))
         self._source = source
+
+    def keep_up(self, names: Sequence[str]) -> None:
+        """Let nobody wait for this process while it heals.
+
+        Args:
+            names: Of the parameters, in the order of the optimizer, which changes each of them by its own gradient.
+        """
+        self._names = names
 
     # As a donor.
 
@@ -140,10 +161,19 @@ class StripedTransport(CheckpointTransport[Any]):  # type: ignore[misc]  # torch
             logger.warning("this process cannot be a donor: %s", error)
             common = []
         self._withdraw_offers()
-        memory, step = memory_of_leaves(leaf.tensor for leaf in common), source.step()
+        self._quorum = quorum_id
+        step = source.step()
+        handle = self._register(common, step)
+        if handle is None:
+            return None
+        return Donor(replica=self._replica, step=step, layout=self._layout, handle=handle).to_text()
+
+    def _register(self, common: list[Leaf], step: int) -> str | None:
+        """Let others read ``common``, which may be registered already; None where there is nothing to give."""
+        memory = memory_of_leaves(leaf.tensor for leaf in common)
         registered = (step, memory.segments)
         with self._lock:
-            self._quorum, self._common, self._layout = quorum_id, common, layout_of(common)
+            self._common, self._layout = common, layout_of(common)
             handle = self._common_handle if self._registered == registered and not self.torn else None
         if handle is None:
             self._withdraw()
@@ -152,7 +182,7 @@ class StripedTransport(CheckpointTransport[Any]):  # type: ignore[misc]  # torch
             handle = self._domain.register(memory, epoch=step)
             with self._lock:
                 self._common_handle, self._registered = handle, registered
-        return Donor(replica=self._replica, step=step, layout=self._layout, handle=handle).to_text()
+        return handle
 
     def _offer(self, memory: Memory, epoch: int) -> str:
         handle = self._domain.register(memory, epoch=epoch)
@@ -180,13 +210,20 @@ class StripedTransport(CheckpointTransport[Any]):  # type: ignore[misc]  # torch
             self._announce(step, state_dict)
         except SkyMonarchError:
             # The joiner waits for this word, and all others for the joiner.
-            self._domain.retract(self._quorum)
+            self._domain.retract(self._serial_of(step))
             raise
+
+    def _serial_of(self, step: int) -> int:
+        """Of what is announced in the newest quorum for ``step``; it only grows."""
+        return self._quorum * _STEPS_A_QUORUM + step
 
     def _announce(self, step: int, state_dict: Any) -> None:
         if self.torn:
             raise CheckpointError("this process's parameters are of no step: it cannot be a donor")
         tree, leaves = encode(state_dict)
+        if self._common_handle is None and self._source is not None:
+            # The members met some steps ago, and the joiner is still reading.
+            self._register(self._source.common(), step)
         common = {leaf.path: leaf.tensor for leaf in self._common}
         shapes: list[Shape] = []
         paths: list[tuple[str, ...] | None] = []
@@ -217,7 +254,19 @@ class StripedTransport(CheckpointTransport[Any]):  # type: ignore[misc]  # torch
         )
         data = manifest.to_bytes()
         handle = self._offer(memory_of(data), step)
-        self._domain.announce(_STATE, self._quorum, json.dumps({"handle": handle, "nbytes": len(data)}))
+        with self._lock:
+            self._serial = self._serial_of(step)
+        self._domain.announce(_STATE, self._serial, json.dumps({"handle": handle, "nbytes": len(data)}))
+
+    def arrived(self) -> None:
+        """This process has computed its gradients: who still reads need not be waited for, where it can keep up."""
+        with self._lock:
+            serial = self._serial if self._offers else None
+        if serial is not None:
+            try:
+                self._domain.announce(ARRIVED, serial, "")
+            except SkyMonarchError as error:
+                logger.info("the joiner is not told that it is waited for: %s", error)
 
     def disallow_checkpoint(self) -> None:
         """Withdraw everything, before the optimizer changes it; waits a moment for pieces under way."""
@@ -234,8 +283,9 @@ class StripedTransport(CheckpointTransport[Any]):  # type: ignore[misc]  # torch
     def _withdraw_offers(self) -> None:
         with self._lock:
             handles, self._offers = self._offers, []
-        if handles:
-            self._domain.retract(self._quorum)
+            serial = self._serial
+        if handles and serial >= 0:
+            self._domain.retract(serial)
         for handle in handles:
             self._deregister(handle)
 
@@ -265,36 +315,51 @@ class StripedTransport(CheckpointTransport[Any]):  # type: ignore[misc]  # torch
         def left_s() -> float:
             return max(0.01, deadline_s - time.monotonic())
 
+        self.following = None
         address = metadata.removeprefix(_SCHEME)
-        manifest = self._read_manifest(address, left_s)
+        manifest = self._read_manifest(address, step, left_s)
         if manifest.step != step:
             raise CheckpointError(f"the donor offers step {manifest.step}, not {step}")
-
-        tensors = self._places(manifest)
-        own = [one for one, path in zip(tensors, manifest.paths, strict=True) if path is None]
-        moved = 0
-        if manifest.own is not None:
-            moved += self._read([manifest.own], own, left_s()).bytes
-        donors = self._donors(manifest)
+        arrival, donors = self._arrival_of(manifest), self._donors(manifest)
         if self._tunnel is not None:
             self._tunnel.reach("donors", [str(json.loads(donor.handle)["address"]) for donor in donors])
-        common = [one for one, path in zip(tensors, manifest.paths, strict=True) if path is not None]
-        if common:
+        if arrival.nbytes:
             # From here on the parameters are of no step, until all of it has come.
             self.torn = True
-            transfer = self._read([donor.handle for donor in donors], common, left_s())
-            moved += transfer.bytes
-            self._tell(donors, transfer, time.monotonic() - began_s)
-        state = decode(manifest.tree, tensors)
-        self.torn = False
+        self._others = others = OthersWaiting(self._domain, address, self._serial_of(step))
+        with others:
+            transfer = read_state(self._domain, arrival, manifest, donors, others, left_s)
+        if transfer is None:
+            self.following = Following(step=step, here=arrival.here, tree=manifest.tree, arrival=arrival)
+            return {"user": {}, "torchft": {"step": step, "batches_committed": 0}}
+        if donors:
+            self._tell(donors, transfer, time.monotonic() - arrival.began_s)
+        state = decode(manifest.tree, arrival.places)
+        self.torn, self._arrival = False, None
         at_s = time.monotonic()
-        self._heal = Heal(at_s=at_s, took_s=at_s - began_s, bytes=moved, donor=manifest.replica, step=step)
+        self._heal = Heal(
+            at_s=at_s,
+            took_s=at_s - arrival.began_s,
+            bytes=arrival.moved,
+            donor=manifest.replica,
+            step=step,
+        )
         return state
 
-    def _read_manifest(self, address: str, left_s: Callable[[], float]) -> Manifest:
+    def _arrival_of(self, manifest: Manifest) -> Arrival:
+        """What has come of the state so far, where it is of the same tensors."""
+        arrival = self._arrival
+        if arrival is None or not arrival.fits(manifest):
+            arrival = Arrival(manifest, self._places(manifest), self._names or ())
+            arrival.held = self._names is None
+        self._arrival = arrival
+        arrival.go_on_at(manifest.step)
+        return arrival
+
+    def _read_manifest(self, address: str, step: int, left_s: Callable[[], float]) -> Manifest:
         if self._tunnel is not None:
             self._tunnel.reach("state", [address])
-        word = self._domain.lookup(address, _STATE, self._quorum, timeout_s=left_s())
+        word = self._domain.lookup(address, _STATE, self._serial_of(step), timeout_s=left_s())
         try:
             offer = json.loads(word)
             handle, nbytes = str(offer["handle"]), int(offer["nbytes"])
@@ -356,16 +421,14 @@ class StripedTransport(CheckpointTransport[Any]):  # type: ignore[misc]  # torch
                 found.append(donor)
         return found
 
-    def _read(self, handles: list[str], into: list[torch.Tensor], limit_s: float) -> Transfer:
-        return self._domain.read_into(handles, memory_of_leaves(into), timeout_s=limit_s)
-
     def _tell(self, donors: list[Donor], transfer: Transfer, took_s: float) -> None:
         shares = ", ".join(
             f"{part['bytes'] / 2**20:.0f} MiB of replica {donor.replica} by {part['path'] or 'nothing'}"
             + (f" (lost: {part['lost']})" if part["lost"] else "")
             for donor, part in zip(donors, transfer.owners, strict=True)
         )
-        logger.info("healed in %.2f s: %s; %d pieces read again", took_s, shares, transfer.again)
+        right = f", {transfer.kept / 2**20:.0f} MiB was right" if transfer.kept else ""
+        logger.info("healed in %.2f s: %s; %d pieces read again%s", took_s, shares, transfer.again, right)
 
     def take_heal(self) -> Heal | None:
         """The last state that this process received, once; None where there was none since."""
@@ -374,6 +437,8 @@ class StripedTransport(CheckpointTransport[Any]):  # type: ignore[misc]  # torch
 
     def shutdown(self, wait: bool = True) -> None:  # noqa: ARG002
         """Withdraw everything and hang up."""
+        if self._others is not None:
+            self._others.join()
         try:
             self._withdraw()
         except SkyMonarchError as error:
