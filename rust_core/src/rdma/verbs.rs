@@ -148,7 +148,7 @@ impl VerbsPath {
         ask: &Ask<'_>,
         mine: &[Segment],
         direction: Direction,
-    ) -> Result<u32, Failure> {
+    ) -> Result<u64, Failure> {
         let (op, rights) = match direction {
             Direction::FromThem => (Op::LendRead, Rights::Target),
             Direction::ToThem => (Op::LendWrite, Rights::Source),
