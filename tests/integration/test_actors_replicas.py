@@ -115,10 +115,12 @@ def test_a_lighthouse_ends_with_its_program_and_leaves_nothing(tmp_path):
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(REPO)])),
     }
-    ran = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=env, check=False
-    )
-    pid, folder, address = ran.stdout.split()
+    # Not until the pipe closes, which the lighthouse has open, too.
+    ran = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=env)
+    assert ran.stdout is not None
+    with ran.stdout:
+        pid, folder, address = ran.stdout.readline().split()
+    ran.wait(20 * PATIENCE)
     assert address.startswith("http://r1.g2.")
     assert eventually(lambda: not is_alive(int(pid)), what="it ends")
     assert eventually(lambda: not Path(folder).exists(), what="its folder is gone")
