@@ -49,10 +49,12 @@ def test_a_group_that_fails_is_replaced_whole_and_comes_to_its_end(dies, failure
 
 def test_a_group_that_fails_once_more_than_it_may_or_when_it_is_alone_is_given_up(capfd):
     workers = this_host().spawn_procs({"replicas": 2}).spawn("workers", Group)
-    with pytest.raises(
-        RestartsExhaustedError, match="group 1 has failed 2 times; 1 restarts are allowed"
-    ) as raised:
-        ReplicaGroups(workers, "http://127.0.0.1:1", restarts=1).run(workers.work, 1.5, fails=(1, 9))
+    words = "group 1 has failed 2 times; 1 restarts are allowed"
+    with Lighthouse() as lighthouse:
+        with pytest.raises(RestartsExhaustedError, match=words) as raised:
+            ReplicaGroups(workers, lighthouse, restarts=1).run(workers.work, 1.5, fails=(1, 9))
+        fences = lighthouse._control.state()["fences"]
+        assert fences == {"1": 3}, "what has failed cannot come back, and is not waited for"
     assert "generation 2 cannot work" in str(raised.value.__cause__)
 
     late = ReplicaGroups(workers, "http://127.0.0.1:1", restarts=5)

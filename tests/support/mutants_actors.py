@@ -50,8 +50,15 @@ ACTORS = [
         "actors/replicas.py",
         "                self._evict(replica)\n",
         "",
+        "test_actors_replicas.py::test_a_group_that_fails_once_more_than_it_may_or_when_it_is_alone_is_given_up",
+        "and is not waited for",
+    ),
+    replaced(
+        "actors/replicas.py",
+        "                self._replace(replica)\n",
+        "",
         "test_actors_replicas.py::test_a_killed_group_comes_back_heals_and_all_end_bit_equal[sizes0]",
-        "the others do not wait for the dead",
+        "restarts are allowed",
     ),
     replaced(
         "actors/owned.py",
