@@ -1,6 +1,6 @@
 """Fault-tolerant training in one script: replica groups are actors, one is killed, the others train on.
 
-    python examples/actors/replica_groups.py [--replicas 3] [--steps 120] [--die-at 10]
+    python examples/actors/replica_groups.py [--replicas 3] [--steps 150] [--die-at 10]
 
 Each actor trains in a session of `sky_monarch.training`, as the ranks of a job do. The group that dies is replaced in
 its place, takes model and optimizer from one that has gone on, and all end with the same bits.
@@ -38,7 +38,7 @@ class Trainer(Actor):
                 inputs = torch.randn(128, 8, generator=session.generator())  # other data on each group
                 loss = nn.functional.mse_loss(model(inputs), inputs[:, :1] * inputs[:, 1:2])
                 loss.backward()
-                time.sleep(0.1)  # as if the model were larger
+                time.sleep(0.2)  # as if the model were larger
                 if session.step_optimizer(metrics={"loss": loss.detach()}):
                     first = first or session.step
                     losses.append(loss.item())
@@ -49,7 +49,7 @@ def main() -> None:
     """Train, and say what the death has cost."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--replicas", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--die-at", type=int, default=10)
     options = parser.parse_args()
     with this_host().spawn_procs(per_host={"replicas": options.replicas}) as procs:

@@ -71,6 +71,29 @@ fn calls_are_answered_between_nodes_and_within_one() {
 }
 
 #[test]
+fn a_message_for_an_actor_that_nobody_has_made_is_told_to_the_process_once() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (a, b) = (node(folder.path(), "a"), node(folder.path(), "b"));
+    let itself = b.mailbox(0).expect("its own");
+    let known = b.mailbox(7).expect("an actor");
+    for actor in [7, 8, 8] {
+        let gather = a.call(&to(&b), actor, "work", &body(b"x"), false).expect("sent");
+        assert!(!gather.wait(Some(Duration::from_millis(50))), "nobody has answered");
+    }
+    assert!(itself.wait(LIMIT, true));
+    let told: Vec<_> = itself
+        .take(64)
+        .into_iter()
+        .filter_map(|delivery| match delivery {
+            Delivery::Call(request) => Some((request.method().to_owned(), request.place().to_owned())),
+            Delivery::Cancel(..) => None,
+        })
+        .collect();
+    assert_eq!(told, [("stray".to_owned(), "8".to_owned())]);
+    assert_eq!(known.take(64).len(), 1);
+}
+
+#[test]
 fn a_peer_that_does_not_know_the_secret_is_hung_up_on_before_it_is_heard() {
     let folder = tempfile::tempdir().expect("a folder");
     let a = node(folder.path(), "a");

@@ -83,7 +83,8 @@ class _Debugger(pdb.Pdb):
         self._connection = connection
         reading = connection.makefile("r", encoding="utf-8", errors="replace")
         self._writing = connection.makefile("w", encoding="utf-8")
-        super().__init__(stdin=reading, stdout=_Talking(self._writing), nosigint=True, readrc=False)
+        talking: Any = _Talking(self._writing)
+        super().__init__(stdin=reading, stdout=talking, nosigint=True, readrc=False)
         self.use_rawinput = False
 
     def do_EOF(self, arg: str) -> bool | None:  # noqa: N802  (pdb's name)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Membership", "Rank", "Runner", "member"]
 
 LOOPBACK = "127.0.0.1"
-_POLL_S = 0.01
+_POLL_S, _LONGEST_POLL_S = 0.01, 0.25
 #: Stores of earlier generations that are kept: ranks that leave them are not disturbed.
 _KEPT = 2
 
@@ -109,8 +109,10 @@ class _Store:
         with self._listener, self._stop:
             ready, _, _ = select.select([self._listener, self._stop], [], [])
             # Rank 0 has to come itself, or nobody can meet; so it imports torch, which two threads must not do at once.
+            pause_s = _POLL_S
             while self._stop not in ready and not _has("torch", "torch.distributed"):
-                ready, _, _ = select.select([self._stop], [], [], _POLL_S)
+                ready, _, _ = select.select([self._stop], [], [], pause_s)
+                pause_s = min(1.5 * pause_s, _LONGEST_POLL_S)
             if self._stop in ready:
                 return
             from torch.distributed import TCPStore

@@ -107,7 +107,7 @@ class Lighthouse:
                 [sys.executable, "-c", _BOOT.format(home=home, folder=self._folder)],
                 stdin=subprocess.PIPE,
                 pass_fds=[listener.fileno()],
-                env={**os.environ, "SKY_MONARCH_LISTEN_FD": str(listener.fileno())},
+                env={"RUST_LOG": "warn", **os.environ, "SKY_MONARCH_LISTEN_FD": str(listener.fileno())},
                 start_new_session=True,
             )
 

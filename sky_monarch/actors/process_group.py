@@ -39,11 +39,11 @@ def init_process_group(backend: str | None = None, *, timeout_s: float = _TIMEOU
         torch.distributed.DistError: A rank did not come in time.
     """
     global _made_in
+    found = member()
     import torch
     from torch import distributed as dist
 
     with _lock:
-        found = member()
         key = found.membership.key
         if dist.is_initialized():
             if _made_in == key:

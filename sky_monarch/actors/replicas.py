@@ -37,7 +37,8 @@ class ReplicaGroups:
 
     Their endpoint trains in a :class:`sky_monarch.training.Session`, which finds in its environment what it needs. A
     group of which a process dies, or whose endpoint raises, is replaced as a whole, in its place: it joins the others
-    again and heals from one of them. The others train on meanwhile.
+    again and heals from one of them. The others train on meanwhile, and leave at their last step: one that comes later
+    finds nobody to heal from, so a group that fails when all others have come to their ends is not started again.
 
     Args:
         mesh: Of actors. All ranks with the same index along ``dim`` are one group.
@@ -73,6 +74,7 @@ class ReplicaGroups:
         known = lighthouse.min_replicas if isinstance(lighthouse, Lighthouse) else 1
         self._min_replicas = known if min_replicas is None else min_replicas
         self._generations = [0] * mesh.size(dim)
+        self._ended: set[int] = set()
 
     @property
     def generations(self) -> tuple[int, ...]:
@@ -95,18 +97,19 @@ class ReplicaGroups:
             What it returned on each rank, of the generation that came to its end.
 
         Raises:
-            RestartsExhaustedError: A group has failed once more than it may. The cause is its last failure; the others
-                have come to their ends.
+            RestartsExhaustedError: A group has failed once more than it may, or when there was nobody left to heal
+                from. The cause is its last failure; the others have come to their ends.
             TypeError: The endpoint does not take these arguments.
         """
         endpoint._known_signature.check(endpoint.__name__, args, kwargs)
+        self._ended.clear()
         results: dict[int, ValueMesh[R]] = {}
-        failures: dict[int, SkyMonarchError] = {}
+        failures: dict[int, Exception] = {}
 
         def keep(replica: int) -> None:
             try:
                 results[replica] = self._keep(replica, endpoint.__name__, args, kwargs)
-            except SkyMonarchError as error:
+            except (SkyMonarchError, TimeoutError) as error:
                 failures[replica] = error
 
         threads = [
@@ -136,10 +139,14 @@ class ReplicaGroups:
             try:
                 self._begin(replica)
                 found: ValueMesh[Any] = getattr(self.group(replica), name).call(*args, **kwargs).get()
+                self._ended.add(replica)
                 return found
-            except (ActorError, SupervisionError) as error:
+            except (ActorError, SupervisionError, TimeoutError) as error:
                 self._evict(replica)
                 if not left:
+                    raise
+                if len(self._generations) > 1 and len(self._ended) == len(self._generations) - 1:
+                    error.add_note("all other groups have come to their ends: nobody is left to heal from")
                     raise
                 sys.stderr.write(
                     f"sky-monarch: group {replica} is replaced, {left} restarts are left: {error}\n"

@@ -105,7 +105,11 @@ def test_tensor_parallel_ranks_compute_what_one_process_would() -> None:
 @pytest.mark.torch
 def test_fully_sharded_ranks_have_half_of_the_weights_each_and_bring_back_what_they_trained() -> None:
     out = quiet("fsdp.py", "--steps", "60")
-    assert re.match(r"2 ranks with \[3\d\d, 3\d\d\] of 641 numbers", out), out
+    shares = [
+        int(number) for number in re.match(r"2 ranks with \[(\d+), (\d+)\] of 641 numbers", out).groups()
+    ]
+    assert sum(shares) == 641
+    assert max(shares) < 0.6 * 641
     first, last, here = map(
         float, re.search(r"loss ([\d.]+) at first, ([\d.]+) after .*; ([\d.]+) in this", out).groups()
     )
@@ -115,8 +119,9 @@ def test_fully_sharded_ranks_have_half_of_the_weights_each_and_bring_back_what_t
 
 @pytest.mark.slow
 @pytest.mark.torch
+@pytest.mark.timeout(400)
 def test_a_replica_group_is_killed_and_all_end_with_the_same_weights() -> None:
-    out, errors = run("replica_groups.py", within_s=200)
+    out, errors = run("replica_groups.py", "--steps", "300", within_s=380)
     assert int(re.search(r"replacement's first step was (\d+)", out)[1]) > 10
     first, last = map(float, re.search(r"loss ([\d.]+) at first, ([\d.]+) at the end", out).groups())
     assert last < first

@@ -12,6 +12,7 @@ import pytest
 from sky_monarch.actor import Lighthouse, ReplicaGroups, shutdown, this_host
 from sky_monarch.errors import ConfigError, RestartsExhaustedError
 from tests.support.actors import Plain
+from tests.support.care_actors import Group
 from tests.support.processes import is_alive
 from tests.support.session_actors import Trainer
 from tests.support.waiting import PATIENCE, eventually
@@ -27,6 +28,40 @@ def failures(monkeypatch):
     monkeypatch.setattr("sky_monarch.actor.unhandled_fault_hook", seen.append)
     yield seen
     shutdown()
+
+
+@pytest.mark.parametrize("dies", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_a_group_that_fails_is_replaced_whole_and_comes_to_its_end(dies, failures, capfd):
+    workers = this_host().spawn_procs({"gpus": 2, "replicas": 2}).spawn("workers", Group)
+    pids = workers.spmd(os.getpid).get(20)
+
+    groups = ReplicaGroups(workers, "http://127.0.0.1:1")
+    ended = groups.run(workers.work, 1.5, fails=(1, 2), dies=dies)
+
+    assert groups.generations == (1, 3)
+    assert [one[2] for one in ended.values()] == ["0", "0", "1", "1"], "ranks of their groups"
+    assert {one[:2] for one in ended.values()} == {("http://127.0.0.1:1", "2")}
+    again = workers.spmd(os.getpid).get(20)
+    changed = {point["replicas"] for point, pid in again.items() if pid != pids.item(**point)}
+    assert changed == {1}
+    assert capfd.readouterr().err.count("sky-monarch: group 1 is replaced") == 2
+
+
+def test_a_group_that_fails_once_more_than_it_may_or_when_it_is_alone_is_given_up(capfd):
+    workers = this_host().spawn_procs({"replicas": 2}).spawn("workers", Group)
+    words = "group 1 has failed 2 times; 1 restarts are allowed"
+    with Lighthouse() as lighthouse:
+        with pytest.raises(RestartsExhaustedError, match=words) as raised:
+            ReplicaGroups(workers, lighthouse, restarts=1).run(workers.work, 1.5, fails=(1, 9))
+        fences = lighthouse._control.state()["fences"]
+        assert fences == {"1": 3}, "what has failed cannot come back, and is not waited for"
+    assert "generation 2 cannot work" in str(raised.value.__cause__)
+
+    late = ReplicaGroups(workers, "http://127.0.0.1:1", restarts=5)
+    with pytest.raises(RestartsExhaustedError) as raised:
+        late.run(workers.work, 0.0, fails=(0, 99))
+    assert "nobody is left to heal from" in "".join(raised.value.__cause__.__notes__)
+    assert late.generations[0] < 6
 
 
 @pytest.mark.slow
@@ -82,10 +117,12 @@ def test_a_lighthouse_ends_with_its_program_and_leaves_nothing(tmp_path):
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(REPO)])),
     }
-    ran = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=env, check=False
-    )
-    pid, folder, address = ran.stdout.split()
+    # Not until the pipe closes, which the lighthouse has open, too.
+    ran = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=env)
+    assert ran.stdout is not None
+    with ran.stdout:
+        pid, folder, address = ran.stdout.readline().split()
+    ran.wait(20 * PATIENCE)
     assert address.startswith("http://r1.g2.")
     assert eventually(lambda: not is_alive(int(pid)), what="it ends")
     assert eventually(lambda: not Path(folder).exists(), what="its folder is gone")

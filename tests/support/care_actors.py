@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import os
 import sys
 import time
 
@@ -69,3 +70,20 @@ class Strict(Actor):
     @endpoint
     def anything(self, *args: int, **kwargs: int) -> int:
         return sum(args) + sum(kwargs.values())
+
+
+class Group(Actor):
+    """Stands for a replica group that trains."""
+
+    @endpoint
+    def work(self, stay_s: float, fails: tuple[int, int], dies: bool = False) -> tuple[str, str, str]:
+        """Work for so long; group ``fails[0]`` fails at once in its first ``fails[1]`` generations."""
+        replica, generation = int(os.environ["REPLICA_GROUP_ID"]), int(os.environ["SKY_MONARCH_GENERATION"])
+        if replica == fails[0]:
+            if generation <= fails[1]:
+                if dies:
+                    os._exit(9)
+                raise ValueError(f"generation {generation} cannot work")
+        else:
+            time.sleep(stay_s)
+        return os.environ["TORCHFT_LIGHTHOUSE"], os.environ["NUM_REPLICA_GROUPS"], os.environ["RANK"]

@@ -9,7 +9,6 @@ _AGAIN = "            for record in self.records:\n                self._make_ag
 
 _SPMD = "test_actors_spmd.py::"
 _CARE = "test_actors_care.py::"
-_GROUPS = "test_actors_replicas.py::test_a_killed_group_comes_back_heals_and_all_end_bit_equal[sizes0]"
 
 ACTORS = [
     replaced(
@@ -44,15 +43,22 @@ ACTORS = [
         "actors/replicas.py",
         "                self._replace(replica)\n",
         "",
-        _GROUPS,
+        "test_actors_replicas.py::test_a_group_that_fails_is_replaced_whole_and_comes_to_its_end[True]",
         "restarts are allowed",
     ),
     replaced(
         "actors/replicas.py",
         "                self._evict(replica)\n",
         "",
-        _GROUPS.replace("0]", "1]"),
-        "the others do not wait for the dead",
+        "test_actors_replicas.py::test_a_group_that_fails_once_more_than_it_may_or_when_it_is_alone_is_given_up",
+        "and is not waited for",
+    ),
+    replaced(
+        "actors/replicas.py",
+        "                self._replace(replica)\n",
+        "",
+        "test_actors_replicas.py::test_a_killed_group_comes_back_heals_and_all_end_bit_equal[sizes0]",
+        "restarts are allowed",
     ),
     replaced(
         "actors/owned.py",

@@ -308,7 +308,11 @@ impl Shared {
                 answered: false.into(),
             };
             sent_to(LOCAL);
-            return self.mailbox_of_message(actor)?.put(self, request, Instant::now() + self.options.send_limit);
+            return self.mailbox_of_message(actor)?.put(
+                self,
+                request,
+                Instant::now() + self.options.send_limit,
+            );
         }
         let packed = payload.packed();
         let packet = Packet::Call {
