@@ -210,8 +210,15 @@ async fn a_channel_works_over_tls_and_still_checks_the_token() {
 /// Dials as `peer` with a certificate; the reason where it is refused.
 async fn dial_as(address: &Address, identity: Identity, host: &str, attempt: u32) -> Result<(), Error> {
     let credentials = Credentials::new("run-1", "token").with_identity(identity);
-    let peer =
-        Peer::Agent { host: host.into(), attempt, pid: 1, incarnation: 2, groups: Vec::new(), probe: None };
+    let peer = Peer::Agent {
+        host: host.into(),
+        attempt,
+        pid: 1,
+        incarnation: 2,
+        groups: Vec::new(),
+        probe: None,
+        examining: false,
+    };
     channel::connect::<Report, Command>(address, peer, &credentials, &Limits::default(), SOON).await.map(drop)
 }
 

@@ -22,6 +22,7 @@ _SIZES = {
     "int8": 1, "uint8": 1, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8, "float16": 2, "bfloat16": 2, "float32": 4,
     "float64": 8, "float8_e4m3fn": 1, "float8_e5m2": 1,
 }  # fmt: skip
+_MIXED = "one call takes tensors or DeviceBuffers, and not both: they are used on different streams"
 
 
 class DeviceBuffer:
@@ -123,7 +124,7 @@ class Communicator:
         return _core.communicator_id()
 
     @staticmethod
-    def connect(mesh: ActorMesh[Any], *, timeout_s: float = _START_S) -> None:
+    def connect(mesh: ActorMesh, *, timeout_s: float = _START_S) -> None:
         """Give all actors of a mesh, which are :class:`Communicating`, a communicator among themselves.
 
         Args:
@@ -156,7 +157,7 @@ class Communicator:
             out: Gets the result; as long as ``data``, of the same type.
         """
         send, dtype, stream = self._memory(data)
-        receive = send if out is None else self._like(out, dtype)
+        receive = send if out is None else self._like(out, dtype, stream)
         self._core.all_reduce(send, receive, dtype, op, (data, out), stream=stream)
 
     def broadcast(self, data: Any, *, root: int = 0) -> None:
@@ -167,12 +168,13 @@ class Communicator:
     def all_gather(self, data: Any, out: Any) -> None:
         """Write ``data`` of all ranks to ``out``, one after another in the order of ranks."""
         send, dtype, stream = self._memory(data)
-        self._core.all_gather(send, self._like(out, dtype), dtype, (data, out), stream=stream)
+        self._core.all_gather(send, self._like(out, dtype, stream), dtype, (data, out), stream=stream)
 
     def reduce_scatter(self, data: Any, out: Any, *, op: str = "sum") -> None:
         """Reduce ``data`` of all ranks; ``out`` gets this rank's part of it, in the order of ranks."""
         send, dtype, stream = self._memory(data)
-        self._core.reduce_scatter(send, self._like(out, dtype), dtype, op, (data, out), stream=stream)
+        receive = self._like(out, dtype, stream)
+        self._core.reduce_scatter(send, receive, dtype, op, (data, out), stream=stream)
 
     def send(self, data: Any, to: int) -> None:
         """Send ``data`` to a rank, which receives it."""
@@ -191,14 +193,15 @@ class Communicator:
             sends: What each of these ranks gets.
             receives: What each of these ranks fills.
         """
-        sends, receives = sends or {}, receives or {}
-        stream = None
-        ranges: list[list[tuple[int, tuple[int, int]]]] = [[], []]
-        for found, side in zip(ranges, (sends, receives), strict=True):
-            for peer, data in side.items():
-                memory, _, stream = self._memory(data)
-                found.append((peer, memory))
-        self._core.exchange(*ranges, (dict(sends), dict(receives)), stream=stream)
+        sends, receives = dict(sends or {}), dict(receives or {})
+        everything = [self._memory(data) for data in (*sends.values(), *receives.values())]
+        streams = {stream for _, _, stream in everything}
+        if len(streams) > 1:
+            raise ConfigError(_MIXED)
+        places = [memory for memory, _, _ in everything]
+        to = list(zip(sends, places, strict=False))
+        source = list(zip(receives, places[len(sends) :], strict=True))
+        self._core.exchange(to, source, (sends, receives), stream=next(iter(streams), None))
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait until what was put on streams is done.
@@ -246,8 +249,10 @@ class Communicator:
         else:
             self.abort()
 
-    def _like(self, data: Any, dtype: str) -> tuple[int, int]:
-        memory, own, _ = self._memory(data)
+    def _like(self, data: Any, dtype: str, stream: int | None) -> tuple[int, int]:
+        memory, own, on = self._memory(data)
+        if on != stream:
+            raise ConfigError(_MIXED)
         if own != dtype:
             raise ConfigError(f"one side is {dtype} and the other {own}", hint="give both the same type")
         return memory

@@ -147,7 +147,14 @@ def _devices(found: Sequence[Device], report: Mapping[str, Any], env: Mapping[st
     masked = any(
         name in env for name in ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
     )
-    if report["platform"] == "rocm" and len(tried) != len(found) and not masked and not report["simulated"]:
+    opened = any(library["name"] == "HIP" and not library["error"] for library in report["libraries"])
+    if (
+        opened
+        and report["platform"] == "rocm"
+        and len(tried) != len(found)
+        and not masked
+        and not report["simulated"]
+    ):
         yield error(
             "gpu.count",
             f"HIP sees {len(tried)} device(s) and the kernel {len(found)}",

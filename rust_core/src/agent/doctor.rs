@@ -13,6 +13,7 @@ use serde::Deserialize;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::context::Shared;
+use super::mutant;
 use super::pidfd::Process;
 use super::tree::{self, Family, RUN_ID, Root, SPAWN_ID};
 use crate::protocol::{Event, Exit, Finding};
@@ -51,7 +52,7 @@ pub struct Awaited(Arc<AtomicBool>);
 impl Awaited {
     /// Whether it is to wait.
     pub fn get(&self) -> bool {
-        self.0.load(Ordering::SeqCst)
+        self.0.load(Ordering::SeqCst) && !mutant::is_on("no_examining")
     }
 }
 
@@ -106,9 +107,12 @@ async fn look(context: &Shared, examination: &Examination) -> Result<Vec<Finding
     let process = Process::watch(spawned, context.registry.clone())?;
     let limit = super::group::seconds(examination.limit_s);
     let exited = timeout(limit, process.exited()).await.map(|exited| exited.exit);
-    let root = Root { pid: process.pid, alive: process.exit().is_none() };
-    let family = || Family::Spawns(HashMap::from([(spawn_id.clone(), root)]));
-    tree::end(family, &context.registry, Instant::now, context.limits.kill_s).await;
+    let now = Instant::now();
+    let family = || {
+        let root = Root { pid: process.pid, alive: process.exit().is_none() };
+        Family::Spawns(HashMap::from([(spawn_id.clone(), root)]))
+    };
+    tree::end(family, &context.registry, || now, context.limits.kill_s).await;
     match exited {
         Ok(Exit::Code(0)) => read(out).await,
         Ok(Exit::Code(code)) => Err(told(format!("it ended with code {code}: {}", place("log").display()))),

@@ -4,6 +4,7 @@
 
 mod door;
 mod door_tls;
+mod examined;
 mod hosts;
 mod lifecycle;
 mod news;
