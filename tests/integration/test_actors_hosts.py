@@ -45,6 +45,7 @@ def failures(monkeypatch):
 
 def server_of(pid: int) -> int:
     """The process that serves the host of ``pid``: the parent of its zygote."""
+
     def parent(of: int) -> int:
         return int(Path(f"/proc/{of}/stat").read_text().rpartition(")")[2].split()[1])
 
@@ -90,7 +91,9 @@ def test_a_dead_rank_of_another_host_is_told_and_comes_back_in_its_place(failure
     mesh = procs.spawn("trainer", Echo)
     pids = list(mesh.pid.call().get(LIMIT_S).values())
 
-    with pytest.raises(SupervisionError, match=r"trainer\[1\] is dead: trainers\[1\].* on local-1, pid \d+: exited"):
+    with pytest.raises(
+        SupervisionError, match=r"trainer\[1\] is dead: trainers\[1\].* on local-1, pid \d+: exited"
+    ):
         mesh.slice(hosts=1).say_and_die.call_one("no more memory").get(LIMIT_S)
     eventually(lambda: failures)
     (failure,) = failures
@@ -163,12 +166,18 @@ if sys.argv[1] != "end":
 """
 
 
-@pytest.mark.parametrize("how", ["kill", *(pytest.param(how, marks=pytest.mark.slow) for how in ("interrupt", "end"))])
+@pytest.mark.parametrize(
+    "how", ["kill", *(pytest.param(how, marks=pytest.mark.slow) for how in ("interrupt", "end"))]
+)
 def test_nothing_on_other_hosts_outlives_the_program(how, folder):
     mark = f"{os.getpid()}-hosts-{how}"
     env = {**os.environ, "PYTHONPATH": str(ROOT), "ACTORS_TEST_MARK": mark, "TMPDIR": str(folder)}
     program = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, how], env=env, cwd=ROOT, stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-c", PROGRAM, how],
+        env=env,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
         start_new_session=True,
     )
     try:
@@ -195,7 +204,10 @@ class Served:
     def __init__(self, keys: Path, *options: str) -> None:
         argv = ["actor-host", "--listen", "127.0.0.1:0", "--keys", str(keys), "--name", keys.stem, *options]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "sky_monarch", *argv], stderr=subprocess.PIPE, text=True, cwd=ROOT,
+            [sys.executable, "-m", "sky_monarch", *argv],
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
         )
         assert self.process.stderr is not None
@@ -213,9 +225,15 @@ def keys(tmp_path):
     folder = tmp_path / "keys"
     done = subprocess.run(
         [sys.executable, "-m", "sky_monarch", "actor-keys", str(folder), "--hosts", "2"],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    assert done.stdout.splitlines() == [str(folder / f"{name}.key") for name in ("client", "host-0", "host-1")]
+    assert done.stdout.splitlines() == [
+        str(folder / f"{name}.key") for name in ("client", "host-0", "host-1")
+    ]
     return folder
 
 
@@ -229,7 +247,9 @@ def test_hosts_that_somebody_started_are_attached_to_and_serve_one_program_after
             pids = list(echo.pid.call().get(LIMIT_S).values())
             assert len(set(pids)) == 2
             shutdown()
-            eventually(lambda pids=pids: not any(map(is_alive, pids)), within_s=5, what="they end with the program")
+            eventually(
+                lambda pids=pids: not any(map(is_alive, pids)), within_s=5, what="they end with the program"
+            )
         with pytest.raises(ConfigError, match=r"these keys are of actor-host"):
             attach_to_hosts([hosts[0].address], keys=keys / "host-0.key")
         stranger, _ = ActorKeys.create(1)
@@ -265,12 +285,19 @@ def test_a_host_that_does_not_answer_is_named(keys):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("file", ["test_actors_calls.py", "test_actors_supervision.py", "test_actors_channels.py"])
+@pytest.mark.parametrize(
+    "file", ["test_actors_calls.py", "test_actors_supervision.py", "test_actors_channels.py"]
+)
 def test_what_holds_on_one_host_holds_over_hosts(file):
     """The tests of one host, with each mesh that they spawn on one of two others."""
     argv = ["-m", "pytest", "-q", "-p", "tests.support.over_hosts", f"tests/integration/{file}", "-m", ""]
     done = subprocess.run(
-        [sys.executable, *argv], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=580, check=False,
+        [sys.executable, *argv],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=580,
+        check=False,
     )
     assert done.returncode == 0, done.stdout[-8000:]

@@ -106,7 +106,10 @@ impl Peer {
             Err(reason) => {
                 if !dialled {
                     // Whether it hears that or not, it is refused.
-                    drop(write_all(&mut write, Hop::Refused { reason: reason.clone() }.frame(Vec::new())?).await);
+                    drop(
+                        write_all(&mut write, Hop::Refused { reason: reason.clone() }.frame(Vec::new())?)
+                            .await,
+                    );
                     drop(write.shutdown().await);
                 }
                 return Err(refused(reason));
