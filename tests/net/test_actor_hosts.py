@@ -34,7 +34,7 @@ hosts = HostListener(where[0], keys=keys).hosts(2) if how == "listen" else attac
 mesh = hosts.spawn_procs({"gpus": 2}).spawn("caller", Caller)
 left, right = mesh.slice(hosts=0, gpus=0), mesh.slice(hosts=1, gpus=1)
 print("asked", left.ask.call_one(right, "over there").get(30), right.ask.call_one(left, "and back").get(30), flush=True)
-pending = mesh.stay.call(100, -1)
+pending = mesh.slice(hosts=1).stay.call(100, -1)
 print("waiting", flush=True)
 try:
     pending.get(60)
