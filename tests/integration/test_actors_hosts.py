@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import signal
 import subprocess
@@ -281,6 +282,39 @@ def test_a_host_that_does_not_answer_is_named(keys):
         attach_to_hosts(["127.0.0.1:1"], keys=keys / "client.key", timeout=0.3)
     with pytest.raises(ConfigError, match="attached to hosts already"):
         HostListener("127.0.0.1:0", keys=keys / "client.key")
+
+
+LAUNCHING = """
+import sky_monarch as sm
+from tests.support.actors import Plain
+hosts = sm.launch_hosts(2, name="actors", timeout=60)
+pids = hosts.spawn_procs({"gpus": 2}).spawn("plain", Plain).pid.call().get(60)
+print(*hosts.names, *pids.values(), flush=True)
+raise SystemExit("the program fails")
+"""
+
+
+@pytest.mark.slow
+def test_hosts_are_launched_as_a_job_which_ends_with_the_program(workbench):
+    done = subprocess.run(
+        [sys.executable, "-c", LAUNCHING],
+        env=workbench.env,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    first, second, *pids = done.stdout.split()
+    assert (first, second, len(set(pids))) == ("actors-0", "actors-1", 4)
+    workbench.names.append("actors")
+    assert workbench.wait_for_end("actors")["state"] == "SUCCEEDED"
+    assert not any(is_alive(int(pid)) for pid in pids)
+    folder = next((workbench.home / "runs").iterdir())
+    kept = [path for path in folder.rglob("*") if path.is_file() and path.name != "private.json"]
+    begin = base64.b64encode(b'{"name": "actor-host", "ca_pem":')[:40]
+    assert not any(begin in path.read_bytes() for path in kept), "no keys in what the run leaves"
 
 
 @pytest.mark.slow
