@@ -18,6 +18,8 @@ from sky_monarch.actor import Actor, endpoint, local_hosts, shutdown, this_host
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from sky_monarch.actor import HostMesh
+
 _PER_HOST = 8
 _ROUNDS = 300
 _PAYLOADS = 10
@@ -52,31 +54,32 @@ def _measure(figure: str, peer: str, load: str, act: Callable[[], Any]) -> None:
     emit(peer, f"{figure}_cpu_us", cpu_us, "us", load=load)
 
 
-def run() -> int:
-    """Measure; the exit code."""
+def _measure_hosts(peer: str, hosts: HostMesh, each: int, load: str) -> None:
     import numpy as np
 
+    mesh = hosts.spawn_procs({"gpus": each}).spawn("subject", Subject)
+    ones = [mesh.slice(**point) for point, _ in mesh.add.call(0).get(_LIMIT_S).items()]
+
+    def one_by_one() -> list[int]:
+        futures = [one.add.call_one(1) for one in ones]
+        return [future.get(_LIMIT_S) for future in futures]
+
+    _measure("rtt_call", peer, load, lambda: ones[-1].add.call_one(1).get(_LIMIT_S))
+    _measure("fanout", peer, load, lambda: mesh.add.call(1).get(_LIMIT_S))
+    _measure("fanout_one_by_one", peer, load, one_by_one)
     array = np.ones(_BYTES // 8)
-    for peer, hosts, load in (
-        ("here", this_host(), f"1 host x {2 * _PER_HOST}"),
-        ("hosts", local_hosts(2), f"2 hosts x {_PER_HOST}"),
-    ):
-        each = 2 * _PER_HOST if peer == "here" else _PER_HOST
-        mesh = hosts.spawn_procs({"gpus": each}).spawn("subject", Subject)
-        mesh.add.call(0).get(_LIMIT_S)
-        ones = [mesh.slice(**point) for point, _ in mesh.add.call(0).get(_LIMIT_S).items()]
-        _measure("rtt_call", peer, load, lambda: ones[-1].add.call_one(1).get(_LIMIT_S))
-        _measure("fanout", peer, load, lambda: mesh.add.call(1).get(_LIMIT_S))
-        _measure(
-            "fanout_one_by_one",
-            peer,
-            load,
-            lambda: [future.get(_LIMIT_S) for future in [one.add.call_one(1) for one in ones]],
-        )
-        begun = time.perf_counter()
-        for _ in range(_PAYLOADS):
-            ones[-1].take.call_one(array).get(_LIMIT_S)
-        took_s = time.perf_counter() - begun
-        emit(peer, "payload_oneway_GBps", _PAYLOADS * _BYTES / took_s / 1e9, "GB/s", load=load)
-    shutdown()
+    begun = time.perf_counter()
+    for _ in range(_PAYLOADS):
+        ones[-1].take.call_one(array).get(_LIMIT_S)
+    took_s = time.perf_counter() - begun
+    emit(peer, "payload_oneway_GBps", _PAYLOADS * _BYTES / took_s / 1e9, "GB/s", load=load)
+
+
+def run() -> int:
+    """Measure; the exit code."""
+    try:
+        _measure_hosts("here", this_host(), 2 * _PER_HOST, f"1 host x {2 * _PER_HOST}")
+        _measure_hosts("hosts", local_hosts(2), _PER_HOST, f"2 hosts x {_PER_HOST}")
+    finally:
+        shutdown()
     return 0

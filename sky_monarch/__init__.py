@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from sky_monarch.sdk import status as status
     from sky_monarch.sdk import up as up
     from sky_monarch.sdk import validate as validate
+    from sky_monarch.sdk.actor_hosts import launch_hosts as launch_hosts
     from sky_monarch.sdk.aio import AsyncRun as AsyncRun
 
 _HOMES = {
@@ -73,6 +74,7 @@ _HOMES = {
     "attach": "sky_monarch.sdk",
     "down": "sky_monarch.sdk",
     "events": "sky_monarch.sdk",
+    "launch_hosts": "sky_monarch.sdk.actor_hosts",
     "logs": "sky_monarch.sdk",
     "plan": "sky_monarch.sdk",
     "runs": "sky_monarch.sdk",
@@ -105,6 +107,7 @@ __all__ = [
     "attach",
     "down",
     "events",
+    "launch_hosts",
     "logs",
     "plan",
     "runs",

@@ -1,4 +1,4 @@
-"""The process that serves a host of actor meshes: ``python -m sky_monarch.actor_host``, or ``sky-monarch actor-host``."""
+"""The process that serves a host of actor meshes: ``sky-monarch actor-host``, ``python -m sky_monarch.actor_host``."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
     python examples/actors/two_hosts.py [--hosts 2] [--gpus 2]
 
-The hosts are processes of this machine (``local_hosts``), which talk over TLS as they would over a network. On machines of
-your own run ``sky-monarch actor-host`` there, and put ``attach_to_hosts([...])`` in the place of ``local_hosts``: nothing
-else changes. Half-way one rank is killed, and comes back on its host.
+The hosts are processes of this machine (``local_hosts``), which talk over TLS as they would over a network. On machines
+of your own run ``sky-monarch actor-host`` there, and put ``attach_to_hosts([...])`` in the place of ``local_hosts``:
+nothing else changes. Half-way one rank is killed, and comes back on its host.
 """
 
 import argparse
@@ -26,7 +26,7 @@ class Dart(Actor):
     """
 
     def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed + current_rank().rank)  # noqa: S311  (nobody is kept out by it)
+        self.random = random.Random(seed + current_rank().rank)
 
     @endpoint
     def throw(self, count: int) -> int:
@@ -81,7 +81,9 @@ def main() -> None:
     options = parser.parse_args()
     hosts = local_hosts(options.hosts)
     pi, lost = play(hosts, options.gpus, options.rounds)
-    print(f"{', '.join(hosts.names)} x {options.gpus}: pi is about {pi:.2f}; {lost} round was lost with a rank")
+    print(
+        f"{', '.join(hosts.names)} x {options.gpus}: pi is about {pi:.2f}; {lost} round was lost with a rank"
+    )
 
 
 if __name__ == "__main__":

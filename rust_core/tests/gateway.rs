@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use sky_monarch_core::ErrorKind;
@@ -79,7 +80,8 @@ impl World {
     }
 
     fn attach(&self, client: &Host, host: &Host) {
-        let dialled = client.gateway.dial(&host.address(), "actor-host", SOON);
+        let address = host.address();
+        let dialled = client.gateway.dial(&address, "actor-host", SOON);
         assert_eq!(self.runtime.block_on(dialled).expect("attached").0, host.name());
     }
 
@@ -152,7 +154,7 @@ fn a_cast_reaches_all_of_another_host_in_the_order_of_its_sender_and_is_answered
     assert_eq!(client.gateway.sessions(), 1, "one connection, whatever the number of processes there");
     drop((caller, b, c));
     let [heard_b, heard_c] = serving.map(|thread| thread.join().expect("it ends"));
-    let wanted = |times: usize| (0..200_u32).flat_map(|n| std::iter::repeat_n(n.to_le_bytes().to_vec(), times));
+    let wanted = |times| (0..200_u32).flat_map(move |n| std::iter::repeat_n(n.to_le_bytes().to_vec(), times));
     assert_eq!(heard_b, wanted(2).collect::<Vec<_>>(), "casts and single messages in their order");
     assert_eq!(heard_c, wanted(1).collect::<Vec<_>>());
 }
@@ -192,6 +194,7 @@ fn a_receiver_that_does_not_keep_up_slows_its_senders_and_nobody_else_and_loses_
     let slow = b.mailbox(1).expect("slow");
     let quick = echo(b.mailbox(2).expect("quick"), b'!');
     let many = 30_000_u32;
+    let all_sent = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for number in 0..many {
@@ -199,6 +202,7 @@ fn a_receiver_that_does_not_keep_up_slows_its_senders_and_nobody_else_and_loses_
                 bytes[..4].copy_from_slice(&number.to_le_bytes());
                 assert!(flood.send(&to(&[&b]), 1, "flood", &body(&bytes)).expect("sent").is_empty());
             }
+            all_sent.store(true, Ordering::SeqCst);
         });
         let started = Instant::now();
         for _ in 0..50 {
@@ -207,12 +211,20 @@ fn a_receiver_that_does_not_keep_up_slows_its_senders_and_nobody_else_and_loses_
             assert!(matches!(gather.take()[0].outcome, Outcome::Answer { kind: VALUE, .. }));
         }
         assert!(started.elapsed() < Duration::from_secs(5));
+        assert!(
+            !all_sent.load(Ordering::SeqCst),
+            "more than the queues between them hold waits at the sender"
+        );
         let mut expected = 0;
         while expected < many {
             assert!(slow.wait(LIMIT, true), "all of it arrives: {expected}");
             for delivery in slow.take(64) {
                 let Delivery::Call(request) = delivery else { continue };
-                assert_eq!(request.blobs()[0].bytes().expect("small")[..4], expected.to_le_bytes(), "in order");
+                assert_eq!(
+                    request.blobs()[0].bytes().expect("small")[..4],
+                    expected.to_le_bytes(),
+                    "in order"
+                );
                 expected += 1;
             }
         }
@@ -302,7 +314,23 @@ fn strangers_are_refused_before_a_byte_of_them_is_decoded() {
         drop(raw.read_to_end(&mut said));
         assert!(said.len() < 16, "{said:?}");
     }
-    assert!(world.runtime.block_on(host.gateway.event(Duration::from_millis(50))).is_none(), "nobody came in");
+    assert!(
+        world.runtime.block_on(host.gateway.event(Duration::from_millis(50))).is_none(),
+        "nobody came in"
+    );
+}
+
+#[test]
+fn a_host_serves_one_program_at_a_time() {
+    let world = World::new();
+    let (_client, host) = world.pair();
+    let second = world.host("second", true, "1");
+    let address = host.address();
+    let refused = world.runtime.block_on(second.gateway.dial(&address, "actor-host", SOON));
+    let error = refused.expect_err("it is taken");
+    assert!(
+        error.kind() == ErrorKind::Refused && error.to_string().contains("serves another program, on here")
+    );
 }
 
 #[test]
@@ -313,6 +341,9 @@ fn another_version_is_refused_in_one_line_with_both_versions_on_both_sides() {
     let error = refused.expect_err("another version");
     assert_eq!(error.kind(), ErrorKind::Refused);
     let words = error.to_string();
-    assert!(words.contains("0.2.0") && words.contains("0.1.0") && words.contains("install the same"), "{words}");
+    assert!(
+        words.contains("0.2.0") && words.contains("0.1.0") && words.contains("install the same"),
+        "{words}"
+    );
     assert!(world.runtime.block_on(client.gateway.event(Duration::from_millis(50))).is_none());
 }

@@ -63,9 +63,7 @@ class _Server:
         self.owned: dict[str, dict[int, Proc]] = {}
         self.lock = threading.Lock()
         self.runtime.handlers |= {"start": self.start, "kill": self.kill, "routes": self.routes}
-        threading.Thread(
-            target=self.runtime.serve_control, name="sky-monarch-control", daemon=True
-        ).start()
+        threading.Thread(target=self.runtime.serve_control, name="sky-monarch-control", daemon=True).start()
         # Not in the main thread, where signals have to be heard.
         threading.Thread(target=self._hear, name="sky-monarch-hosts", daemon=True).start()
 
@@ -84,7 +82,8 @@ class _Server:
             self.owned.setdefault(owner, {}).update(
                 {token: proc for (token, _, _), proc in zip(wanted, procs, strict=True)}
             )
-        if (first and os.path.dirname(owner) != self.client) or (first and os.path.basename(owner) != "client"):  # noqa: PTH120
+        # The end of the program itself is that of its connection.
+        if first and owner != f"{self.client}/client":
             threading.Thread(target=self._attend, args=(owner,), daemon=True).start()
         self.runtime.spawner.start(procs)
         request.reply(VALUE, *serial.dumps(None))
@@ -118,7 +117,7 @@ class _Server:
         self.runtime.spawner.kill(procs)
         request.reply(VALUE, *serial.dumps(None))
 
-    def routes(self, request: ActorRequest, owner: str, routes: list[tuple[str, str | None]]) -> None:
+    def routes(self, request: ActorRequest, _: str, routes: list[tuple[str, str | None]]) -> None:
         assert self.client is not None  # noqa: S101  (nobody else can ask)
         for folder, address in routes:
             if folder != self.runtime.folder:
@@ -200,7 +199,9 @@ def serve(
     import time
 
     if listen is None and dial is None:
-        raise ConfigError("a host of actors either listens or dials", hint="--listen HOST:PORT or --dial HOST:PORT")
+        raise ConfigError(
+            "a host of actors either listens or dials", hint="--listen HOST:PORT or --dial HOST:PORT"
+        )
     keys.check(HOST)
     at = f"tls:{listen}" if listen is not None else None
     while True:

@@ -101,7 +101,8 @@ class ActorKeys:
             ConfigError: There is a file already, or it cannot be written.
         """
         try:
-            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:  # noqa: PTH123
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(fd, "w", encoding="ascii") as file:
                 file.write(self.to_text() + "\n")
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error.strerror}") from error

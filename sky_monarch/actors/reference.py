@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from sky_monarch.actors import serial
 from sky_monarch.actors.future import VALUE, Future, mesh_of
@@ -170,4 +170,4 @@ def reference(mesh: ActorMesh, method: str, payload: serial.Body) -> Ref[Any]:
 
     number = int.from_bytes(os.urandom(7), "big") + 1
     replies = mesh._call(mesh._targets(), f"{method}{KEPT}{number}", payload)
-    return Ref(mesh, number, cast("Future[Any]", Future(replies, mesh_of, mesh, method)))
+    return Ref(mesh, number, Future(replies, mesh_of, mesh, method))

@@ -10,6 +10,7 @@ import typer
 from sky_monarch.cli import (
     _output,
     actor_host,
+    actor_keys,
     attach,
     debug,
     debug_bundle,
@@ -75,7 +76,7 @@ app.command("debug")(debug.debug)
 app.command("debug-bundle")(debug_bundle.debug_bundle)
 app.command("doctor")(doctor.doctor)
 app.command("actor-host")(actor_host.actor_host)
-app.command("actor-keys")(actor_host.actor_keys)
+app.command("actor-keys")(actor_keys.actor_keys)
 app.command("validate")(validate.validate)
 app.command("init")(init.init)
 app.command("agent", hidden=True)(processes.agent)

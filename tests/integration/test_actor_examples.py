@@ -64,7 +64,9 @@ def test_two_hosts_play_a_game_and_one_loses_a_player() -> None:
     out, errors = run("two_hosts.py")
     assert errors.count("SIGKILL") == 1, "one event a failure"
     assert re.search(r"^players\[3\] is dead: .* on local-1, .*SIGKILL", out, re.MULTILINE), out
-    assert re.search(r"^local-0, local-1 x 2: pi is about 3\.1\d; 1 round was lost with a rank$", out, re.MULTILINE), out
+    assert re.search(
+        r"^local-0, local-1 x 2: pi is about 3\.1\d; 1 round was lost with a rank$", out, re.MULTILINE
+    ), out
 
 
 @pytest.mark.slow

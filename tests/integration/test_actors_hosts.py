@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from sky_monarch.actor import (
     shutdown,
     this_host,
 )
+from sky_monarch.actor_host import make_keys
 from sky_monarch.errors import ConfigError, LaunchError, PeerRefusedError
 from tests.support.actors import Caller, Echo, FarOwner, Plain
 from tests.support.processes import is_alive, with_variable
@@ -45,6 +47,7 @@ def failures(monkeypatch):
 
 def server_of(pid: int) -> int:
     """The process that serves the host of ``pid``: the parent of its zygote."""
+
     def parent(of: int) -> int:
         return int(Path(f"/proc/{of}/stat").read_text().rpartition(")")[2].split()[1])
 
@@ -90,7 +93,9 @@ def test_a_dead_rank_of_another_host_is_told_and_comes_back_in_its_place(failure
     mesh = procs.spawn("trainer", Echo)
     pids = list(mesh.pid.call().get(LIMIT_S).values())
 
-    with pytest.raises(SupervisionError, match=r"trainer\[1\] is dead: trainers\[1\].* on local-1, pid \d+: exited"):
+    with pytest.raises(
+        SupervisionError, match=r"trainer\[1\] is dead: trainers\[1\].* on local-1, pid \d+: exited"
+    ):
         mesh.slice(hosts=1).say_and_die.call_one("no more memory").get(LIMIT_S)
     eventually(lambda: failures)
     (failure,) = failures
@@ -126,6 +131,7 @@ def test_a_lost_host_is_one_report_that_names_it_and_the_end_of_all_that_ran_the
         mesh.respawn(2)
 
 
+@pytest.mark.slow
 def test_an_actor_owns_what_it_has_spawned_on_another_host(failures):
     hosts = local_hosts(2)
     owner = hosts.slice(hosts=0).spawn_procs(name="owner").spawn("owner", FarOwner)
@@ -163,12 +169,18 @@ if sys.argv[1] != "end":
 """
 
 
-@pytest.mark.parametrize("how", ["kill", *(pytest.param(how, marks=pytest.mark.slow) for how in ("interrupt", "end"))])
+@pytest.mark.parametrize(
+    "how", ["kill", *(pytest.param(how, marks=pytest.mark.slow) for how in ("interrupt", "end"))]
+)
 def test_nothing_on_other_hosts_outlives_the_program(how, folder):
     mark = f"{os.getpid()}-hosts-{how}"
     env = {**os.environ, "PYTHONPATH": str(ROOT), "ACTORS_TEST_MARK": mark, "TMPDIR": str(folder)}
     program = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, how], env=env, cwd=ROOT, stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-c", PROGRAM, how],
+        env=env,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
         start_new_session=True,
     )
     try:
@@ -195,7 +207,10 @@ class Served:
     def __init__(self, keys: Path, *options: str) -> None:
         argv = ["actor-host", "--listen", "127.0.0.1:0", "--keys", str(keys), "--name", keys.stem, *options]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "sky_monarch", *argv], stderr=subprocess.PIPE, text=True, cwd=ROOT,
+            [sys.executable, "-m", "sky_monarch", *argv],
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
         )
         assert self.process.stderr is not None
@@ -210,15 +225,11 @@ class Served:
 
 @pytest.fixture
 def keys(tmp_path):
-    folder = tmp_path / "keys"
-    done = subprocess.run(
-        [sys.executable, "-m", "sky_monarch", "actor-keys", str(folder), "--hosts", "2"],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True,
-    )
-    assert done.stdout.splitlines() == [str(folder / f"{name}.key") for name in ("client", "host-0", "host-1")]
-    return folder
+    make_keys(str(tmp_path / "keys"), 2)
+    return tmp_path / "keys"
 
 
+@pytest.mark.slow
 def test_hosts_that_somebody_started_are_attached_to_and_serve_one_program_after_the_other(keys):
     hosts = [Served(keys / f"host-{number}.key") for number in range(2)]
     try:
@@ -229,7 +240,9 @@ def test_hosts_that_somebody_started_are_attached_to_and_serve_one_program_after
             pids = list(echo.pid.call().get(LIMIT_S).values())
             assert len(set(pids)) == 2
             shutdown()
-            eventually(lambda pids=pids: not any(map(is_alive, pids)), within_s=5, what="they end with the program")
+            eventually(
+                lambda pids=pids: not any(map(is_alive, pids)), within_s=5, what="they end with the program"
+            )
         with pytest.raises(ConfigError, match=r"these keys are of actor-host"):
             attach_to_hosts([hosts[0].address], keys=keys / "host-0.key")
         stranger, _ = ActorKeys.create(1)
@@ -240,6 +253,20 @@ def test_hosts_that_somebody_started_are_attached_to_and_serve_one_program_after
     secret = (keys / "host-0.key").read_text().strip()
     assert secret not in said
     assert "PRIVATE KEY" not in said
+
+
+@pytest.mark.slow
+def test_the_command_makes_keys_that_nobody_else_can_read(tmp_path):
+    folder = tmp_path / "keys"
+    argv = [sys.executable, "-m", "sky_monarch", "actor-keys", str(folder), "--hosts", "2"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    made = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, check=True).stdout
+    names = ("client", "host-0", "host-1")
+    assert made.splitlines() == [str(folder / f"{name}.key") for name in names]
+    assert [(folder / f"{name}.key").stat().st_mode & 0o777 for name in names] == [0o600] * 3
+    again = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert again.returncode == 2
+    assert "client.key is there already" in again.stderr
 
 
 def test_keys_that_others_can_read_or_that_are_none_are_refused(keys, tmp_path, monkeypatch):
@@ -263,14 +290,54 @@ def test_a_host_that_does_not_answer_is_named(keys):
         HostListener("127.0.0.1:0", keys=keys / "client.key")
 
 
+LAUNCHING = """
+import sky_monarch as sm
+from tests.support.actors import Plain
+hosts = sm.launch_hosts(2, name="actors", timeout=60)
+pids = hosts.spawn_procs({"gpus": 2}).spawn("plain", Plain).pid.call().get(60)
+print(*hosts.names, *pids.values(), flush=True)
+raise SystemExit("the program fails")
+"""
+
+
+@pytest.mark.slow
+def test_hosts_are_launched_as_a_job_which_ends_with_the_program(workbench):
+    done = subprocess.run(
+        [sys.executable, "-c", LAUNCHING],
+        env=workbench.env,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    first, second, *pids = done.stdout.split()
+    assert (first, second, len(set(pids))) == ("actors-0", "actors-1", 4)
+    workbench.names.append("actors")
+    assert workbench.wait_for_end("actors")["state"] == "SUCCEEDED"
+    assert not any(is_alive(int(pid)) for pid in pids)
+    folder = next((workbench.home / "runs").iterdir())
+    kept = [path for path in folder.rglob("*") if path.is_file() and path.name != "private.json"]
+    begin = base64.b64encode(b'{"name": "actor-host", "ca_pem":')[:40]
+    assert not any(begin in path.read_bytes() for path in kept), "no keys in what the run leaves"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("file", ["test_actors_calls.py", "test_actors_supervision.py", "test_actors_channels.py"])
+@pytest.mark.parametrize(
+    "file", ["test_actors_calls.py", "test_actors_supervision.py", "test_actors_channels.py"]
+)
 def test_what_holds_on_one_host_holds_over_hosts(file):
     """The tests of one host, with each mesh that they spawn on one of two others."""
     argv = ["-m", "pytest", "-q", "-p", "tests.support.over_hosts", f"tests/integration/{file}", "-m", ""]
     done = subprocess.run(
-        [sys.executable, *argv], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=580, check=False,
+        [sys.executable, *argv],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=580,
+        check=False,
     )
     assert done.returncode == 0, done.stdout[-8000:]

@@ -34,7 +34,7 @@ hosts = HostListener(where[0], keys=keys).hosts(2) if how == "listen" else attac
 mesh = hosts.spawn_procs({"gpus": 2}).spawn("caller", Caller)
 left, right = mesh.slice(hosts=0, gpus=0), mesh.slice(hosts=1, gpus=1)
 print("asked", left.ask.call_one(right, "over there").get(30), right.ask.call_one(left, "and back").get(30), flush=True)
-pending = mesh.stay.call(100, -1)
+pending = mesh.slice(hosts=1).stay.call(100, -1)
 print("waiting", flush=True)
 try:
     pending.get(60)
@@ -64,7 +64,12 @@ class Scene:
     def run(self, namespace: str, *argv: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             self.net.inside(namespace, sys.executable, *argv),
-            env=self.env, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+            env=self.env,
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
         self.started.append(process)
         return process
@@ -120,12 +125,15 @@ def test_a_host_whose_cable_is_pulled_is_lost_on_both_sides_within_its_silence(s
     # Its two processes; the one that serves it waits for the next program.
     eventually(
         lambda: len(with_variable("ACTORS_TEST_MARK", f"{os.getpid()}-net")) <= before - 2,
-        within_s=SILENCE_S + 5, what="what ran on the host has ended, though nobody could tell it",
+        within_s=SILENCE_S + 5,
+        what="what ran on the host has ended, though nobody could tell it",
     )
 
 
 @pytest.mark.parametrize("reach", ["each other", "the program alone"])
-def test_hosts_that_dial_out_are_attached_to_and_reach_each_other_through_the_program(scene: Scene, reach: str) -> None:
+def test_hosts_that_dial_out_are_attached_to_and_reach_each_other_through_the_program(
+    scene: Scene, reach: str
+) -> None:
     if reach == "the program alone":
         for number, other in ((0, 1), (1, 0)):
             # Nothing of one arrives at the other; both see the hub.

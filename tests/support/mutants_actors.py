@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.support.mutant import replaced
 
 _ENDS = "test_actors_supervision.py::"
+_HOSTS = "test_actors_hosts.py::"
 _AGAIN = "            for record in self.records:\n                self._make_again(record, ranks, end)\n"
 
 _SPMD = "test_actors_spmd.py::"
@@ -101,6 +102,41 @@ ACTORS = [
         "            traceback.print_exc()\n",
         f"{_ENDS}test_what_the_owner_does_not_handle_climbs",
         "not within",
+    ),
+    replaced(
+        "actors/far_host.py",
+        "                if on_lost is not None:\n                    on_lost(some, reason)\n",
+        "                pass\n",
+        f"{_HOSTS}test_a_lost_host_is_one_report_that_names_it_and_the_end_of_all_that_ran_there",
+        "not within",
+    ),
+    replaced(
+        "actors/host_server.py",
+        "        if procs:\n            self.runtime.spawner.kill(procs)\n",
+        "        del procs\n",
+        f"{_HOSTS}test_an_actor_owns_what_it_has_spawned_on_another_host",
+        "what a dead owner had there is gone",
+    ),
+    replaced(
+        "actors/host_server.py",
+        '            elif kind == "lost" and folder == self.client:\n                return words\n',
+        "",
+        f"{_HOSTS}test_nothing_on_other_hosts_outlives_the_program[kill]",
+        "all are gone",
+    ),
+    replaced(
+        "actors/attach.py",
+        "        _ = runtime.spawner\n",
+        "",
+        f"{_HOSTS}test_nothing_on_other_hosts_outlives_the_program[kill]",
+        "the folders of sockets are gone",
+    ),
+    replaced(
+        "actors/host_server.py",
+        '        self._tell(owner, "dead", token, proc.pid or 0, proc.status, proc.lines)\n',
+        "",
+        f"{_HOSTS}test_a_dead_rank_of_another_host_is_told_and_comes_back_in_its_place",
+        "trainer[1] is dead: the process",
     ),
     replaced(
         "actors/zygote.py",

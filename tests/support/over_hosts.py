@@ -1,4 +1,4 @@
-"""A plugin for pytest: what a test spawns on this host, it spawns on one of two others (``-p tests.support.over_hosts``)."""
+"""A plugin for pytest (``-p``): what a test spawns on this host, it spawns on one of two others."""
 
 from __future__ import annotations
 

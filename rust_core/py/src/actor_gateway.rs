@@ -68,7 +68,11 @@ impl ActorGateway {
     }
 
     /// Not for the main thread: Ctrl-C does not end it.
-    fn event(&self, py: Python<'_>, timeout_s: f64) -> PyResult<Option<(&'static str, String, String, String)>> {
+    fn event(
+        &self,
+        py: Python<'_>,
+        timeout_s: f64,
+    ) -> PyResult<Option<(&'static str, String, String, String)>> {
         let limit: Duration = duration(py, "timeout_s", timeout_s)?;
         let gateway = self.gateway.get(py, USE)?;
         let runtime = runtime().map_err(|error| to_python(py, &error))?;

@@ -198,7 +198,8 @@ async fn answers(session: Arc<Session>, owed: Arc<Mutex<Owed>>, name: String, re
         }
     };
     let ended: Result<()> = passing.await;
-    let reason = ended.err().map_or("the process closed the connection".to_owned(), |e| e.message().to_owned());
+    let reason =
+        ended.err().map_or("the process closed the connection".to_owned(), |e| e.message().to_owned());
     {
         let mut receivers = locked(&session.receivers);
         if receivers.get(&name).is_some_and(|socket| Arc::ptr_eq(socket, &receiver.socket)) {
@@ -315,7 +316,8 @@ impl Owed {
         let of = |call: &Call| -> Vec<u32> {
             call.left.iter().filter(|(_, number)| **number == receiver).map(|(slot, _)| *slot).collect()
         };
-        let lost: Vec<(u64, Vec<u32>)> = self.calls.iter().map(|(number, call)| (*number, of(call))).collect();
+        let lost: Vec<(u64, Vec<u32>)> =
+            self.calls.iter().map(|(number, call)| (*number, of(call))).collect();
         let lost = lost.into_iter().filter(|(_, slots)| !slots.is_empty());
         lost.flat_map(|(number, slots)| self.gone(number, &slots, reason)).collect()
     }

@@ -53,7 +53,8 @@ pub(super) fn view(fd: &OwnedFd) -> Result<Bytes> {
     let size = usize::try_from(fstat(fd).map_err(io)?.st_size).unwrap_or(0);
     let Some(len) = NonZeroUsize::new(size) else { return Ok(Bytes::new()) };
     // SAFETY: a fresh mapping at an address of the kernel's choice; its seals say that it stays as it is.
-    let address = unsafe { mmap(None, len, ProtFlags::PROT_READ, MapFlags::MAP_SHARED, fd, 0) }.map_err(io)?;
+    let address =
+        unsafe { mmap(None, len, ProtFlags::PROT_READ, MapFlags::MAP_SHARED, fd, 0) }.map_err(io)?;
     Ok(Bytes::from_owner(View { address, len }))
 }
 

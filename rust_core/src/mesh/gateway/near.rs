@@ -119,7 +119,9 @@ async fn outwards(session: &Session, reader: &mut Reader) -> String {
         let passed = async {
             let Some((packet, frame)) = reader.read().await? else { return Ok(false) };
             let memory = match packet {
-                Packet::Cast { parts, .. } => reader.memory(&parts)?.as_ref().map(memory::view).transpose()?,
+                Packet::Cast { parts, .. } => {
+                    reader.memory(&parts)?.as_ref().map(memory::view).transpose()?
+                }
                 Packet::Cancel { .. } => None,
                 _ => return Err(Error::new(ErrorKind::Protocol, "read a message", "not for a gateway")),
             };
