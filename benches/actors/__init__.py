@@ -19,8 +19,8 @@ otherwise. Of us and of Monarch, all have plain methods as endpoints, called fro
 ``spawn_mesh_s``           until all processes have answered once
 ``payload_oneway_GBps``    64 MiB of numpy to a process that answers its length (``_bytes``: of bytes)
 ``payload_GBps``           64 MiB of bytes there and back, both ways counted (``_numpy``: of numpy)
-``failure_detect_ms``      SIGKILL of a process until the call pending in it raises; ``_8``, a figure of its own, where 8
-                           die at once. With it come ``failure_undetected``: of how many it did not within 35 s, as
+``failure_detect_ms``      SIGKILL of a process until the call pending in it raises; ``_8``, a figure of its own, where
+                           8 die at once. With it come ``failure_undetected``: of how many it did not within 35 s, as
                            which they count; and ``recover_ms``: SIGKILL until all whole-mesh calls work again and the
                            new rank has answered: in its old mesh, of ours from as many processes that stand by as the
                            mesh has; Monarch needs a new mesh

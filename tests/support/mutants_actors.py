@@ -38,6 +38,13 @@ ACTORS = [
         "gave no answer within",
     ),
     replaced(
+        "actors/owned.py",
+        '        self.runtime.node.hang_up(proc.address, "the process has ended")\n',
+        "",
+        "test_actor_programs.py::test_a_death_is_told_though_a_child_of_the_dead_holds_its_sockets_open",
+        "gave no answer within",
+    ),
+    replaced(
         "actors/spares.py",
         '        threading.Thread(target=self.fill, name="sky-monarch-standby", daemon=True).start()\n',
         "        pass\n",
