@@ -161,8 +161,7 @@ class Owned:
             for rank, proc in self._release(ranks):
                 if done and self.procs[rank] is proc:
                     self._tell(rank, proc)
-            # Not before: what is needed now goes first.
-            self.spares.fill()
+            self.spares.fill_later()
 
     def _claim(self, ranks: list[int], end: float) -> None:
         """Wait until nobody else replaces any of ``ranks``, and have others wait."""

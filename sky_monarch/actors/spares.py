@@ -16,6 +16,8 @@ __all__ = ["Spares"]
 
 #: Of those that ended before they were needed, so many are replaced.
 _MOST_LOST = 5
+#: Whoever has taken a place is to answer before another one is started.
+_LATER_S = 0.2
 
 
 class Spares:
@@ -72,6 +74,14 @@ class Spares:
         self.spawner.warm(fresh, late)
         self.spawner.kill(unwanted)
 
+    def fill_later(self) -> None:
+        """The same in a moment, on a thread of its own."""
+        if self.closed:
+            return
+        later = threading.Timer(_LATER_S, self.fill)
+        later.name, later.daemon = "sky-monarch-standby", True
+        later.start()
+
     def take(self, most: int) -> list[Proc]:
         """Up to ``most`` of them, the oldest first: they have no place in the mesh yet."""
         with self.lock:
@@ -94,4 +104,4 @@ class Spares:
             if self.closed or self.lost > _MOST_LOST:
                 return
         # Not here: this thread hears of ends, and waits for nobody.
-        threading.Thread(target=self.fill, name="sky-monarch-standby", daemon=True).start()
+        self.fill_later()
