@@ -117,6 +117,8 @@ class Client(Workbench):
         """
         attempts: dict[str, dict[int, Job]] = {}
         for job in self._slurm.jobs(named=f"{name}-h"):
+            if job.name.startswith(f"{name}-head"):
+                continue
             if job.state in ("RUNNING", "PENDING", "CONFIGURING"):
                 host = re.match(rf"({re.escape(name)}-h\d+)(?:-a(\d+)(?=-|$))?", job.name)
                 assert host, job

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -72,7 +74,7 @@ class SkyPilot:
     """
 
     def __init__(self, slurm: Slurm) -> None:
-        self.port = free_port()
+        self.port = _server_port()
         self.home = slurm.root / "client"
         self._slurm = slurm
         self._server: Machine | None = None
@@ -169,6 +171,16 @@ class SkyPilot:
             place = self.home / name
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_text(text)
+
+
+def _server_port() -> int:
+    """A port for the API server. It takes a second one for its queue, which follows from that: free as well."""
+    for _ in range(100):
+        port = free_port()
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", 50000 + (11 + port - 46580) % 10000))
+            return port
+    raise RuntimeError("no two ports that an API server of SkyPilot takes are free")
 
 
 _ENDPOINT = {"SKYPILOT_API_SERVER_ENDPOINT"}

@@ -21,7 +21,7 @@ from tests.support.processes import pids
 from tests.support.runs import ended_at_exit
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 
 EVICTED_S = 2.0
 # From an eviction to a commit without the lost one; and to a status that shows it.
@@ -56,7 +56,7 @@ def train(up: tuple[str, subprocess.Popen[str]]) -> str:
 
 
 def test_three_groups_train_on_three_nodes(site: Site, client: Client, train: str) -> None:
-    client.wait_for_all(train, step=60, within_s=400)
+    client.wait_for_all(train, step=60, within_s=700)
 
     jobs = client.host_jobs(train)
     assert len({job.node for job in jobs.values()}) == len(jobs) == REPLICAS

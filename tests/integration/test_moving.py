@@ -111,7 +111,12 @@ class Job:
 
 
 @pytest.mark.parametrize(
-    ("homes", "full"), [((ONE, TWO, FOUR), (0, 1)), ((FOUR, ONE, TWO), (0,)), ((TWO, FOUR, TWO), (0, 1))]
+    ("homes", "full"),
+    [
+        ((ONE, TWO, FOUR), (0, 1)),
+        pytest.param((FOUR, ONE, TWO), (0,), marks=pytest.mark.slow),
+        pytest.param((TWO, FOUR, TWO), (0, 1), marks=pytest.mark.slow),
+    ],
 )
 def test_groups_are_placed_as_the_place_that_has_room_needs_it_and_no_other_host_is_launched(
     tmp_path: Path, homes: tuple[dict[str, list[int]], ...], full: tuple[int, ...]
@@ -132,6 +137,7 @@ def test_groups_are_placed_as_the_place_that_has_room_needs_it_and_no_other_host
         job.close()
 
 
+@pytest.mark.slow
 def test_where_no_place_has_room_the_next_round_places_groups_anew(tmp_path: Path) -> None:
     job = Job(tmp_path, FOUR, TWO, full=(0, 1))
     try:
@@ -145,7 +151,7 @@ def test_where_no_place_has_room_the_next_round_places_groups_anew(tmp_path: Pat
         job.close()
 
 
-@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize("lost", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_where_groups_are_is_known_to_the_next_controller(tmp_path: Path, lost: bool) -> None:
     job = Job(tmp_path, TWO, FOUR, full=(0,))
     try:
