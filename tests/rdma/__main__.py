@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from tests.rdma.guest import Guest, script
-from tests.rdma.packages import Packages, Unavailable
+from tests.rdma.packages import Packages, UnavailableError
 
 REPO = Path(__file__).parents[2]
 _TESTS = "rdma::verbs::rxe_tests"
@@ -126,7 +126,7 @@ def main() -> int:
     packages = Packages(REPO / "build/rdma")
     try:
         packages.ensure()
-    except (Unavailable, subprocess.TimeoutExpired) as error:
+    except (UnavailableError, subprocess.TimeoutExpired) as error:
         print(f"SKIPPED: make test-rdma: {error}", flush=True)
         return 0
     tests = _built()

@@ -73,7 +73,7 @@ class Guest:
             *("-accel", "tcg", "-cpu", "max", "-m", "1536", "-smp", "1"),
             *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-serial", "stdio"),
             *("-kernel", str(packages.kernel), "-initrd", str(initramfs)),
-            *("-append", "console=ttyS0 quiet panic=-1 mitigations=off random.trust_cpu=on"),
+            *("-append", "console=ttyS0 quiet panic=-1 no_timer_check mitigations=off random.trust_cpu=on"),
             *("-fsdev", "local,id=host,path=/,security_model=none,readonly=on,multidevs=remap"),
             *("-device", "virtio-9p-pci,fsdev=host,mount_tag=host"),
         ]
