@@ -32,6 +32,7 @@ impl Path for Tcp {
         }
         let mut digest = Digest::default();
         for chunk in cut(into, CHUNK) {
+            memory::fetch_pages(chunk);
             // SAFETY: as the caller promises.
             unsafe {
                 self.connection.socket.receive(chunk)?;
