@@ -60,6 +60,11 @@ impl Cma {
                 if batch.is_empty() {
                     break;
                 }
+                if matches!(way, Way::FromThem) {
+                    for (local, _) in &batch {
+                        memory::fetch_pages(*local);
+                    }
+                }
                 // SAFETY: as the caller promises; what is theirs is for the kernel to check.
                 unsafe {
                     copy(self.connection.greeting.pid, &batch, way)?;

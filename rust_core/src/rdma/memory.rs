@@ -104,15 +104,20 @@ impl Memory {
         self.shared
     }
 
-    /// Says that all of it is about to be written. Pages that nobody has touched then come 512 at a time: one by one they
-    /// cost more than the copy.
+    /// Says that all of it is about to be written, so that memory which nobody has touched yet comes in huge pages: where
+    /// the host has so many. Else it would move other pages about to make some, which costs more than they save.
     pub(super) fn expect_all(&self) {
         if self.device.is_some() {
             return;
         }
-        for run in huge_runs(&self.segments) {
-            // SAFETY: advice changes no byte, nor what may be done with the pages. Where the kernel has none to give it says
-            // so, and all goes on as before.
+        let runs = huge_runs(&self.segments);
+        let wanted: usize = runs.iter().map(|run| run.length).sum();
+        if wanted == 0 || free_in_huge_pages() / 2 < wanted {
+            return;
+        }
+        for run in runs {
+            // SAFETY: advice changes no byte, nor what may be done with the pages. Where the kernel takes none, all goes on
+            // as before.
             let _no_use =
                 unsafe { libc::madvise(run.address as *mut libc::c_void, run.length, libc::MADV_HUGEPAGE) };
         }
@@ -166,8 +171,9 @@ impl Memory {
 
 /// Of x86 and of most ARM kernels; elsewhere the advice is of no use, and does no harm.
 const HUGE_PAGE: usize = 2 << 20;
+const PAGE: usize = 4096;
 /// Neighbours of one allocator lie so close.
-const SAME_PAGE: usize = 4096;
+const BESIDE: usize = 2 * PAGE;
 /// Advice splits a mapping, and a process may have 65,530 of them.
 const MOST_ADVISED: usize = 4096;
 
@@ -178,7 +184,7 @@ fn huge_runs(segments: &[Segment]) -> Vec<Segment> {
     let mut runs: Vec<Segment> = Vec::new();
     for segment in sorted {
         match runs.last_mut() {
-            Some(run) if segment.address.saturating_sub(run.address + run.length) < SAME_PAGE => {
+            Some(run) if segment.address.saturating_sub(run.address + run.length) < BESIDE => {
                 run.length = run.length.max(segment.address + segment.length - run.address);
             }
             _ => runs.push(segment),
@@ -193,6 +199,41 @@ fn huge_runs(segments: &[Segment]) -> Vec<Segment> {
     inner.sort_unstable_by_key(|run| std::cmp::Reverse(run.length));
     inner.truncate(MOST_ADVISED);
     inner
+}
+
+/// Bytes of the host that are free in blocks of a huge page at the least; 0 where it does not say.
+fn free_in_huge_pages() -> usize {
+    std::fs::read_to_string("/proc/buddyinfo").map_or(0, |text| text.lines().map(free_huge_of_zone).sum())
+}
+
+/// Of one line, which ends with the number of free blocks of each order: 1, 2, 4 … pages. Those of the low zones are kept
+/// for who needs them.
+fn free_huge_of_zone(line: &str) -> usize {
+    let Some((_, zone)) = line.split_once("zone") else { return 0 };
+    let mut words = zone.split_whitespace();
+    if words.next().is_none_or(|name| name.starts_with("DMA")) {
+        return 0;
+    }
+    let blocks = words.map(|count| count.parse().unwrap_or(0usize));
+    blocks
+        .enumerate()
+        .map(|(order, count)| (count, PAGE.checked_shl(order as u32).unwrap_or(0)))
+        .filter(|(_, size)| *size >= HUGE_PAGE)
+        .map(|(count, size)| count.saturating_mul(size))
+        .sum()
+}
+
+/// Has the pages of `part`, which is about to be written, by one call in place of a fault for each.
+pub(super) fn fetch_pages(part: Segment) {
+    /// Shorter ones are not worth a call.
+    const LEAST: usize = 64 * 1024;
+    if part.length < LEAST {
+        return;
+    }
+    let from = part.address / PAGE * PAGE;
+    let length = part.address + part.length - from;
+    // SAFETY: no byte changes. Where the kernel cannot (before 5.14, or a mapping of another kind), the write will.
+    let _no_use = unsafe { libc::madvise(from as *mut libc::c_void, length, libc::MADV_POPULATE_WRITE) };
 }
 
 /// Bytes of `parts` together.
@@ -278,6 +319,22 @@ mod tests {
             segment(9 * HUGE_PAGE + 1, HUGE_PAGE),
         ];
         assert_eq!(huge_runs(&parts), [segment(5 * HUGE_PAGE, HUGE_PAGE), segment(HUGE_PAGE, HUGE_PAGE)]);
+    }
+
+    #[test]
+    fn free_huge_pages_are_counted_by_zone() {
+        let zone = "Node 0, zone   Normal   7796  60571 151516  50531  11365   3002    438    126     17      2      3 ";
+        assert_eq!(free_huge_of_zone(zone), 2 * HUGE_PAGE + 3 * 2 * HUGE_PAGE);
+        assert_eq!(free_huge_of_zone(&zone.replace("Normal", "DMA32")), 0, "not for us");
+        assert_eq!(free_huge_of_zone(""), 0);
+    }
+
+    #[test]
+    fn pages_are_fetched_without_a_change_to_what_is_there() {
+        let bytes = vec![7u8; 300_000];
+        fetch_pages(Segment { address: bytes.as_ptr() as usize + 1, length: bytes.len() - 1 });
+        fetch_pages(Segment { address: 1 << 20, length: 1 << 20 });
+        assert!(bytes.iter().all(|byte| *byte == 7));
     }
 
     #[test]

@@ -139,6 +139,7 @@ impl Path for Shm {
     unsafe fn read(&mut self, ask: &Ask<'_>, into: &[Segment]) -> Result<u64> {
         let mut digest = Digest::default();
         self.transfer(ask, Op::GrantRead, into, |mine, theirs| {
+            memory::fetch_pages(mine);
             // SAFETY: `mine` as the caller promises; `theirs` was found inside the mapping, which cannot shrink.
             unsafe {
                 std::ptr::copy(theirs.address as *const u8, mine.address as *mut u8, mine.length);

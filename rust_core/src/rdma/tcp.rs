@@ -45,6 +45,7 @@ pub(super) unsafe fn read(connection: &mut Connection, ask: &Ask<'_>, into: &[Se
     }
     let mut digest = Digest::default();
     for chunk in cut(into, CHUNK) {
+        memory::fetch_pages(chunk);
         // SAFETY: as the caller promises.
         unsafe {
             connection.socket.receive(chunk)?;
