@@ -77,6 +77,10 @@ lint: $(VENV)/.train $(VENV)/.dev ## Check style, types and lints.
 bench: $(VENV)/.train $(VENV)/.dev $(PEERS_VENV)/.made ## Measure; prints JSON lines.
 	$(BIN)/python -m benches
 
+.PHONY: bench-instructions
+bench-instructions: $(VENV)/.dev ## Count the instructions of one message between actors (needs valgrind).
+	$(BIN)/python -m benches instructions
+
 .PHONY: test-peers
 test-peers: $(VENV)/.train $(VENV)/.dev $(PEERS_VENV)/.made ## Let one program run with Monarch and with ours, and see the same.
 	$(BIN)/python -m pytest tests/peers

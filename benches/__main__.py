@@ -18,6 +18,7 @@ BENCHES = (
     "cli_start",
     "controller",
     "death_event",
+    "instructions",
     "launch",
     "lighthouse",
     "overhead",

@@ -31,6 +31,7 @@ __all__ = [
     "LighthouseControl",
     "RdmaDomain",
     "SharedBuffer",
+    "actor_bytes",
     "adopt_orphans",
     "buffer_segment",
     "die_with_parent",
@@ -194,7 +195,7 @@ class ActorMailbox:
     """The queue of one actor, bounded: where it is full, its senders' connections are not read."""
 
     def recv(
-        self, timeout_s: float | None = None, most: int = 64, urgent: bool = True
+        self, timeout_s: float | None = None, most: int = 64, urgent: bool = True, in_a_row: bool = False
     ) -> list[ActorRequest | tuple[int, int]]:
         """Wait for messages and take up to ``most``. A pair is the key of a message whose answer nobody wants any more.
 
@@ -202,6 +203,8 @@ class ActorMailbox:
             timeout_s: Seconds; None waits for ever.
             most: Messages.
             urgent: This thread reads the sockets itself while it waits.
+            in_a_row: They are handled one after the other, so that the answer to one may leave with that to the next;
+                a millisecond later at the most.
 
         Returns:
             Empty when time is up, or when the mailbox is closed.
@@ -582,6 +585,13 @@ class LighthouseControl:
 
 def adopt_orphans() -> None:
     """Make this process the one that the descendants of a dead child are handed to."""
+
+def actor_bytes(buffer: Any) -> bytes:
+    """The bytes of a large contiguous buffer. Copied by several threads, with the GIL released.
+
+    Raises:
+        BufferError: It is not contiguous.
+    """
 
 def die_with_parent(parent: int) -> None:
     """Have this process killed when the thread that forked it ends.

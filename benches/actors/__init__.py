@@ -7,6 +7,7 @@ Each peer is a process of its own, in an environment of its own, with meshes tha
 measured in turns, now in one order, now in the other. So what changes with the machine in minutes changes for all. A
 figure is the median over the rounds; ratios are ours to theirs within a round, with ``_low`` and ``_high`` the 95 %
 interval over the rounds. A peer that is missing or fails makes the bench exit with 1.
+``--figures`` (any of the names on the left) and ``--rounds`` make it shorter: deaths of the others take up to 35 s.
 
 ``…_cpu_…`` is processor time of the whole process tree, those that have died in it included. 8 processes, unless said
 otherwise. Of us and of Monarch, all have plain methods as endpoints, called from the main thread of a script.
@@ -18,10 +19,11 @@ otherwise. Of us and of Monarch, all have plain methods as endpoints, called fro
 ``spawn_mesh_s``           until all processes have answered once
 ``payload_oneway_GBps``    64 MiB of numpy to a process that answers its length (``_bytes``: of bytes)
 ``payload_GBps``           64 MiB of bytes there and back, both ways counted (``_numpy``: of numpy)
-``failure_detect_ms``      SIGKILL of a process until the call pending in it raises; ``_8`` where 8 die at once
-                           ``failure_undetected``: of how many it did not within 35 s, as which they count
-``recover_ms``             SIGKILL until all whole-mesh calls work again and the new rank has answered: in its old mesh;
-                           Monarch needs a new mesh; ``_8`` where 8 die at once
+``failure_detect_ms``      SIGKILL of a process until the call pending in it raises; ``_8``, a figure of its own, where
+                           8 die at once. With it come ``failure_undetected``: of how many it did not within 35 s, as
+                           which they count; and ``recover_ms``: SIGKILL until all whole-mesh calls work again and the
+                           new rank has answered: in its old mesh, of ours from as many processes that stand by as the
+                           mesh has; Monarch needs a new mesh
 ``scale_spawn_s``          32 processes, until all have answered once; ``scale_private_MiB``: of each, idle, the median
 """
 

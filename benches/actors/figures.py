@@ -115,8 +115,9 @@ IN_TURNS = (
     _payload("payload_oneway_bytes_GBps", "bytes", "oneway"),
 )
 SCALE = _spawn("scale", "scale_spawn_s", 32)
-DEATHS = "failure_detect_ms"
-NAMES = (*(figure.name for figure in IN_TURNS), SCALE.name, DEATHS)
+#: How many die at once. What is said of them is told apart by the same suffix.
+DEATHS = {"failure_detect_ms": 1, "failure_detect_ms_8": 8}
+NAMES = (*(figure.name for figure in IN_TURNS), SCALE.name, *DEATHS)
 
 BARS = (
     Bar(value="rtt_call_cpu_us", peer="monarch", most=0.15),

@@ -7,24 +7,29 @@
 //!
 //! One [`Node`] a process. A sender writes to its socket itself; who waits for something reads the sockets itself
 //! (`lead.rs`): between two busy processes a call passes through two threads, not six. Nothing here decodes what it
-//! carries: bodies are bytes, and large ones are sealed shared memory whose descriptor travels beside the frame.
+//! carries: bodies are bytes, and large ones are shared memory whose descriptor travels beside the frame.
 //!
 //! Frames are those of [`crate::wire`]. The first one of a connection proves that its sender knows the token; both
 //! ends run as the same user. Queues are bounded: a full mailbox stops the reading of those connections alone whose
 //! calls it has no room for.
 
+mod chores;
+mod copying;
 mod far;
 mod gateway;
 mod gather;
 mod lead;
 mod link;
 mod mailbox;
+mod memory;
 mod node;
 mod notifier;
 mod packet;
 mod payload;
 mod poller;
+mod sync;
 
+pub use copying::{Pages, copy};
 pub use gateway::{Event, Gateway, GatewayOptions};
 pub use gather::{Answer, Gather, Outcome, VALUE};
 pub use mailbox::{Delivery, Mailbox, Request, THROWN_AWAY};

@@ -321,6 +321,19 @@ fn strangers_are_refused_before_a_byte_of_them_is_decoded() {
 }
 
 #[test]
+fn a_host_serves_one_program_at_a_time() {
+    let world = World::new();
+    let (_client, host) = world.pair();
+    let second = world.host("second", true, "1");
+    let address = host.address();
+    let refused = world.runtime.block_on(second.gateway.dial(&address, "actor-host", SOON));
+    let error = refused.expect_err("it is taken");
+    assert!(
+        error.kind() == ErrorKind::Refused && error.to_string().contains("serves another program, on here")
+    );
+}
+
+#[test]
 fn another_version_is_refused_in_one_line_with_both_versions_on_both_sides() {
     let world = World::new();
     let (client, host) = (world.host("here", true, "0.2.0"), world.host("there", false, "0.1.0"));

@@ -8,7 +8,7 @@ from sky_monarch.actors.endpoint import Endpoint
 from sky_monarch.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
     from typing import Concatenate, ParamSpec, Self, TypeVar
 
     from sky_monarch.actors.failure import MeshFailure
@@ -97,8 +97,8 @@ class Actor:
         def rename(self, /, **names: str) -> Self:
             """Rename dimensions."""
 
-        def respawn(self, rank: int, timeout: float = 60.0) -> None:
-            """Replace the process of a rank."""
+        def respawn(self, ranks: int | Iterable[int], timeout: float = 60.0) -> None:
+            """Replace the process of a rank, or of several."""
 
         def stop(self) -> Future[None]:
             """End the actors."""

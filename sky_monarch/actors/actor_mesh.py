@@ -13,6 +13,8 @@ from sky_monarch.actors.shape import Shaped
 from sky_monarch.errors import ConfigError, SupervisionError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from sky_monarch._core import ActorReplies, ActorTargets
     from sky_monarch.actors.actor import Actor
     from sky_monarch.actors.failure import MeshFailure
@@ -63,20 +65,20 @@ class ActorMesh(Shaped):
             raise ConfigError(f"{self.name} was not spawned by this process")
         return self._made
 
-    def respawn(self, rank: int, timeout: float = 60.0) -> None:
-        """Replace the process of ``rank``, dead or alive, and all its actors; then the whole mesh answers again.
+    def respawn(self, ranks: int | Iterable[int], timeout: float = 60.0) -> None:
+        """Replace the process of a rank, dead or alive, and all its actors; then the whole mesh answers again.
 
         Args:
-            rank: Position in this mesh.
+            ranks: Position in this mesh, or several: they are replaced at once.
             timeout: Seconds, until its actors are made.
 
         Raises:
             ConfigError: The processes were started by another process.
             SupervisionError: It could not be done in that time.
         """
-        from sky_monarch.actors.proc_mesh import owner_of
+        from sky_monarch.actors.proc_mesh import owner_of, ranks_of
 
-        owner_of(self._addresses, self.name).respawn([self.__region[rank]], timeout)
+        owner_of(self._addresses, self.name).respawn(ranks_of(self.__region, ranks), timeout)
 
     def stop(self) -> Future[None]:
         """End its actors after the messages that wait. Their processes go on."""

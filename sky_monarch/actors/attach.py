@@ -66,8 +66,9 @@ class _Door:
                 # Known before anybody can lose it.
                 self.runtime.attached.host(folder, words)
                 with self.changed:
-                    self.arrived.append((folder, words))
-                    self.changed.notify_all()
+                    if folder not in self.addresses:
+                        self.arrived.append((folder, words))
+                        self.changed.notify_all()
             else:
                 with self.changed:
                     self.addresses.pop(folder, None)
@@ -88,9 +89,10 @@ class _Door:
             taken, self.arrived[:wanted] = self.arrived[:wanted], []
         return taken
 
-    def forget_arrival(self, folder: str) -> None:
-        """It was dialled: nobody waits for it."""
+    def dialled(self, folder: str, address: str) -> None:
+        """A host is reached there, and nobody waits for it to dial."""
         with self.changed:
+            self.addresses[folder] = address
             self.arrived[:] = [one for one in self.arrived if one[0] != folder]
 
     def introduce(self) -> None:
@@ -176,9 +178,7 @@ def attach_to_hosts(
     for host in hosts:
         folder, name = _reach(door.gateway, host, end)
         door.runtime.attached.host(folder, name)
-        door.forget_arrival(folder)
-        with door.changed:
-            door.addresses[folder] = f"tls:{host}"
+        door.dialled(folder, f"tls:{host}")
         found.append((folder, name))
     door.introduce()
     return HostMesh(Region(Extent([dim], [len(found)])), tuple(found))

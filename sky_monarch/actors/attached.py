@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sky_monarch.actors.far_host import FarHost
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from sky_monarch.actors.runtime import Runtime
     from sky_monarch.actors.spawner import Proc
@@ -54,8 +54,12 @@ class Attached:
             if host is not None:
                 host.check()
 
-    def start(self, procs: list[Proc]) -> None:
+    def start(self, procs: list[Proc], spares: Sequence[Proc] = ()) -> None:
         """Start processes, on all their hosts at the same time. They can be dialled afterwards.
+
+        Args:
+            procs: Those that are wanted.
+            spares: Processes of this host that stand by, for the first of its own among them.
 
         Raises:
             LaunchError: A host is lost, or could not start them.
@@ -64,7 +68,7 @@ class Attached:
         self.check(procs)
         begun = [(host, host.begin(some)) for host, some in by_host.items() if host is not None]
         if None in by_host:
-            self.runtime.spawner.start(by_host[None])
+            self.runtime.spawner.start(by_host[None], spares)
         for host, replies in begun:
             host.settle(replies)
 

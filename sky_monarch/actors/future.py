@@ -122,7 +122,8 @@ class Future(Generic[R]):
         try:
             self._value = self._settle(answers, self._mesh, self._method)
         except Exception as error:  # noqa: BLE001  (it is raised below, each time that it is asked for)
-            self._error = error
+            # Where it was made is of no interest: who waits for it is shown, and in its cause where it was raised.
+            self._error = error.with_traceback(None)
 
     def _result(self) -> R:
         if self._error is not None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["HostMesh", "shutdown", "this_host", "this_proc"]
 
 _MOST_PROCS = 4096
+_MOST_STANDBYS = 64
 _numbers = itertools.count(1)
 
 
@@ -53,6 +54,7 @@ class HostMesh(Shaped):
         name: str = "procs",
         *,
         restart: RestartPolicy | None = None,
+        standby: int = 0,
     ) -> ProcMesh:
         """Start processes. Returns at once; they answer when they are there.
 
@@ -60,6 +62,7 @@ class HostMesh(Shaped):
             per_host: Dimensions of the processes of one host; one process where there are none.
             name: Of the mesh, for errors and logs.
             restart: What to do when one ends; by default its owner is told, and may ``respawn`` it.
+            standby: Processes kept ready to take the place of one that ends, with what its actors need imported.
 
         Raises:
             ConfigError: A size is not positive, or there are too many.
@@ -75,9 +78,15 @@ class HostMesh(Shaped):
         count = extent.nelements
         if count > _MOST_PROCS:
             raise ConfigError(f"{count} processes; {_MOST_PROCS} are the most")
+        if not isinstance(standby, int) or not 0 <= standby <= _MOST_STANDBYS:
+            raise ConfigError(f"standby is {standby!r}", hint=f"a whole number, 0 to {_MOST_STANDBYS}")
         from sky_monarch.actors.owned import Owned
 
         found = _runtime.runtime()
+        if standby and any(found.attached.host(*known) is not None for known in self._known()):
+            raise ConfigError(
+                "processes stand by on this host alone", hint="leave standby= out for other hosts"
+            )
         number = next(_numbers)
         each = count // max(1, len(self))
         known = self._known()
@@ -85,7 +94,7 @@ class HostMesh(Shaped):
             f"{found.address_on(*known[self.__region[rank // each]])}-{number}.{rank}"
             for rank in range(count)
         )
-        _owned[addresses] = Owned(found, name, addresses, who_spawns(), restart)
+        _owned[addresses] = Owned(found, name, addresses, who_spawns(), restart, standby)
         return ProcMesh(name, addresses, Region(extent))
 
     @property

@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sky_monarch.actors import serial
 from sky_monarch.actors.context import place_of
 from sky_monarch.actors.failure import MeshFailure, describe_status
 from sky_monarch.actors.future import VALUE
+from sky_monarch.actors.spares import Spares
 from sky_monarch.actors.spawner import Proc
 from sky_monarch.errors import ActorError, SkyMonarchError, SupervisionError
 
@@ -23,6 +24,8 @@ __all__ = ["Owned", "Record"]
 
 #: An end is told of for so long to those whose calls it has cut off.
 _RECENT_S = 5.0
+#: The end of a process is known so long after its connections have ended.
+_DYING_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,7 @@ class Owned:
         addresses: tuple[str, ...],
         owner: tuple[str, int],
         policy: RestartPolicy | None,
+        standby: int = 0,
     ) -> None:
         self.runtime = runtime
         self.name = name
@@ -60,8 +64,10 @@ class Owned:
         self.records: list[Record] = []
         self.changed = threading.Condition()
         self.ends: dict[int, tuple[float, MeshFailure]] = {}
-        self.replacing = threading.Lock()
+        self.replacing: set[int] = set()
+        self.untold: list[tuple[int, Proc]] = []
         self.stopped = False
+        self.spares = Spares(runtime.spawner, name, standby)
         self.procs = [self._proc(rank, address) for rank, address in enumerate(addresses)]
         runtime.attached.start(self.procs)
 
@@ -73,6 +79,14 @@ class Owned:
     def _ended(self, rank: int, proc: Proc) -> None:
         # A child of it may have inherited its sockets: then no end of file tells of its death.
         self.runtime.node.hang_up(proc.address, "the process has ended")
+        with self.changed:
+            if rank in self.replacing:
+                # Who replaces it is told by the call, unless it was there already.
+                self.untold.append((rank, proc))
+                return
+        self._tell(rank, proc)
+
+    def _tell(self, rank: int, proc: Proc) -> None:
         if not proc.wanted or self.stopped:
             return
         status = proc.status if proc.status is not None else -1
@@ -85,7 +99,7 @@ class Owned:
             reason=describe_status(status) if status >= 0 else "lost with the process that started it",
             last_lines=tuple(proc.lines),
         )
-        self._tell((rank,), failure)
+        self._report((rank,), proc, failure)
 
     def _host_lost(self, procs: list[Proc], reason: str) -> None:
         """One report for all of them: it is one thing that has happened."""
@@ -101,9 +115,9 @@ class Owned:
             pid=0,
             reason=reason,
         )
-        self._tell(ranks, failure)
+        self._report(ranks, procs[0], failure)
 
-    def _tell(self, ranks: tuple[int, ...], failure: MeshFailure) -> None:
+    def _report(self, ranks: tuple[int, ...], proc: Proc, failure: MeshFailure) -> None:
         with self.changed:
             self.ends.update(dict.fromkeys(ranks, (time.monotonic(), failure)))
             self.changed.notify_all()
@@ -113,17 +127,17 @@ class Owned:
             return
         # Not here: this thread has to hear of the births that a replacement waits for.
         threading.Thread(
-            target=self._apply, args=(rank, failure), name="sky-monarch-restart", daemon=True
+            target=self._apply, args=(rank, proc, failure), name="sky-monarch-restart", daemon=True
         ).start()
 
-    def _apply(self, rank: int, failure: MeshFailure) -> None:
+    def _apply(self, rank: int, proc: Proc, failure: MeshFailure) -> None:
         assert self.policy is not None  # noqa: S101  (looked at by the only caller)
         if not self.policy.allows():
             limit = f"{self.policy.intensity} ends in {self.policy.window_s:g} s were dealt with already"
             self.runtime.tell_owner(self.owner, replace(failure, reason=f"{failure.reason}; {limit}"))
             return
         try:
-            self.respawn(self.policy.ranks(rank, len(self.procs)), 60.0)
+            self.respawn(self.policy.ranks(rank, len(self.procs)), 60.0, ended=(rank, proc))
         except SkyMonarchError as error:
             reason = f"{failure.reason}; and could not be replaced: {error}"
             self.runtime.tell_owner(self.owner, replace(failure, reason=reason))
@@ -140,48 +154,105 @@ class Owned:
                     return None
                 self.changed.wait(deadline - now)
 
-    def respawn(self, ranks: list[int], limit_s: float) -> None:
-        """Replace the processes of ``ranks``, alive or not, and all actors that were spawned there.
+    def record(self, record: Record, cls: type[Any]) -> None:
+        """Remember how actors of ``cls`` are made, for those who take the place of others."""
+        self.records.append(record)
+        self.spares.expect(cls)
+
+    def respawn(self, ranks: list[int], limit_s: float, ended: tuple[int, Proc] | None = None) -> None:
+        """Replace the processes of ``ranks``, alive or not, and all actors that were spawned there: all at once.
+
+        Args:
+            ranks: Each once.
+            limit_s: Seconds, until the actors are made.
+            ended: A rank and its process: nothing is done where that was replaced meanwhile.
 
         Raises:
             SupervisionError: It was stopped, a process did not end or an actor was not made within ``limit_s``.
         """
         end = time.monotonic() + limit_s
-        with self.replacing:
+        self._claim(ranks, end)
+        done = False
+        try:
             if self.stopped:
                 raise SupervisionError(f"{self.name} was stopped", hint="spawn a new mesh of processes")
-            old = [self.procs[rank] for rank in ranks]
-            self.runtime.attached.check(old)
-            for proc in old:
-                proc.wanted = False
-            self.runtime.attached.kill(old)
-            for proc in old:
-                if not proc.ended.wait(max(0.0, end - time.monotonic())):
-                    raise SupervisionError(f"{proc.name} (pid {proc.pid}) does not end")
-            fresh = [self._proc(rank, self.procs[rank].address) for rank in ranks]
-            for rank, proc in zip(ranks, fresh, strict=True):
-                self.procs[rank] = proc
-            self.runtime.attached.start(fresh)
-            for record in self.records:
-                self._make_again(record, ranks, end)
+            if ended is None or self.procs[ended[0]] is ended[1]:
+                self._replace(ranks, end)
+            done = True
+        finally:
+            for rank, proc in self._release(ranks):
+                if done and self.procs[rank] is proc:
+                    self._tell(rank, proc)
+            self.spares.fill_later()
 
-    def _make_again(self, record: Record, ranks: list[int], end: float) -> None:
+    def _claim(self, ranks: list[int], end: float) -> None:
+        """Wait until nobody else replaces any of ``ranks``, and have others wait."""
+        with self.changed:
+            while not self.replacing.isdisjoint(ranks):
+                left = end - time.monotonic()
+                if left <= 0:
+                    busy = ", ".join(map(str, sorted(self.replacing.intersection(ranks))))
+                    raise SupervisionError(
+                        f"{self.name}: rank {busy} is still being replaced, since another call"
+                    )
+                self.changed.wait(left)
+            self.replacing.update(ranks)
+
+    def _release(self, ranks: list[int]) -> list[tuple[int, Proc]]:
+        """Let others replace ``ranks``; returns those processes that have ended there meanwhile."""
+        with self.changed:
+            self.replacing.difference_update(ranks)
+            self.changed.notify_all()
+            untold = [each for each in self.untold if each[0] in ranks]
+            self.untold = [each for each in self.untold if each[0] not in ranks]
+            return untold
+
+    def _replace(self, ranks: list[int], end: float) -> None:
+        spares = self.spares.take(len(ranks))
+        try:
+            self._put(ranks, spares, end)
+        except SupervisionError:
+            # One that stood by may have been dying when its place was found: then one is forked for that, once.
+            if not any(self.procs[rank].ended.wait(_DYING_S) for rank in ranks[: len(spares)]):
+                raise
+            self._put(ranks, [], end)
+
+    def _put(self, ranks: list[int], spares: list[Proc], end: float) -> None:
+        old = [self.procs[rank] for rank in ranks]
+        self.runtime.attached.check(old)
+        for proc in old:
+            proc.wanted = False
+        self.runtime.attached.kill(old)
+        for proc in old:
+            if not proc.ended.wait(max(0.0, end - time.monotonic())):
+                raise SupervisionError(f"{proc.name} (pid {proc.pid}) does not end")
+        fresh = [self._proc(rank, self.procs[rank].address) for rank in ranks]
+        for rank, proc in zip(ranks, fresh, strict=True):
+            self.procs[rank] = proc
+        self.runtime.attached.start(fresh, spares)
+        self._make_again(ranks, end)
+
+    def _make_again(self, ranks: list[int], end: float) -> None:
         from sky_monarch._core import ActorTargets
 
-        extent = record.region.extent
-        targets = [
-            (self.procs[rank].address, place_of(position, extent))
-            for position, rank in enumerate(record.region)
-            if rank in ranks
-        ]
-        if not targets:
-            return
-        replies = self.runtime.node.call(ActorTargets(targets), 0, "spawn", record.body)
-        if not replies.wait(max(0.0, end - time.monotonic())):
-            raise SupervisionError(f"the actors of {record.name} were not made again in time")
-        for _, kind, body, buffers in replies.take():
-            if kind != VALUE:
-                why = body if kind < 0 else serial.loads(body, buffers).words
-                raise SupervisionError(f"an actor of {record.name} was not made again: {why}") from (
-                    None if kind < 0 else ActorError(why)
-                )
+        making = []
+        for record in list(self.records):
+            extent = record.region.extent
+            targets = [
+                (self.procs[rank].address, place_of(position, extent))
+                for position, rank in enumerate(record.region)
+                if rank in ranks
+            ]
+            if targets:
+                replies = self.runtime.node.call(ActorTargets(targets), 0, "spawn", record.body)
+                making.append((record, replies))
+        # Told all of them first: constructors run side by side, and may call one another's actors.
+        for record, replies in making:
+            if not replies.wait(max(0.0, end - time.monotonic())):
+                raise SupervisionError(f"the actors of {record.name} were not made again in time")
+            for _, kind, body, buffers in replies.take():
+                if kind != VALUE:
+                    why = body if kind < 0 else serial.loads(body, buffers).words
+                    raise SupervisionError(f"an actor of {record.name} was not made again: {why}") from (
+                        None if kind < 0 else ActorError(why)
+                    )

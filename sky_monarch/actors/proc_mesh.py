@@ -16,6 +16,8 @@ from sky_monarch.actors.shape import Shaped
 from sky_monarch.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from sky_monarch.actors.future import Answer
     from sky_monarch.actors.owned import Owned
     from sky_monarch.actors.region import Region
@@ -45,6 +47,16 @@ def owner_of(addresses: tuple[str, ...], name: str) -> Owned:
             hint="ask the actor that has spawned them",
         )
     return found
+
+
+def ranks_of(region: Region, positions: int | Iterable[int]) -> list[int]:
+    """Base ranks of one or several positions, each once.
+
+    Raises:
+        IndexError: There is no such position.
+    """
+    chosen = [positions] if isinstance(positions, int) else positions
+    return sorted({region[position] for position in chosen})
 
 
 def who_spawns() -> tuple[str, int]:
@@ -96,14 +108,14 @@ class ProcMesh(Shaped):
         if owned is not None:
             from sky_monarch.actors.owned import Record
 
-            owned.records.append(Record(name, actor_id, body, self.__region))
+            owned.record(Record(name, actor_id, body, self.__region), cls)
         replies = runtime().node.call(ActorTargets(targets), CONTROL, "spawn", body)
         mesh._made = Future(replies, _none_of, mesh, "__init__")
         return cast("A", mesh)
 
-    def respawn(self, rank: int, timeout: float = 60.0) -> None:
-        """Replace the process of ``rank``. See :meth:`ActorMesh.respawn`."""
-        owner_of(self._addresses, self.name).respawn([self.__region[rank]], timeout)
+    def respawn(self, ranks: int | Iterable[int], timeout: float = 60.0) -> None:
+        """Replace the processes of ``ranks``, one or several, at once. See :meth:`ActorMesh.respawn`."""
+        owner_of(self._addresses, self.name).respawn(ranks_of(self.__region, ranks), timeout)
 
     def pids(self) -> list[int | None]:
         """Process ids, by rank; None of one that is not forked yet.
@@ -120,6 +132,7 @@ class ProcMesh(Shaped):
 
         owned = owner_of(self._addresses, self.name)
         owned.stopped = True
+        owned.spares.close()
         targets = ActorTargets([(self._addresses[rank], "") for rank in self.__region])
         replies = runtime().node.call(targets, CONTROL, "exit", serial.dump_whole(timeout))
         end = time.monotonic() + timeout

@@ -20,24 +20,39 @@ Body = tuple[bytes, "list[memoryview] | None"]
 
 
 class _Large:
-    """Large immutable bytes, which pickle would otherwise copy into its body."""
+    """Large bytes, which pickle would otherwise copy into its body."""
 
     __slots__ = ("value",)
 
-    def __init__(self, value: bytes) -> None:
+    def __init__(self, value: bytes | bytearray) -> None:
         self.value = value
 
     def __reduce_ex__(self, protocol: Any, /) -> tuple[Any, ...]:
-        return bytes, (pickle.PickleBuffer(self.value),)
+        kind = _whole if type(self.value) is bytes else bytearray
+        return kind, (pickle.PickleBuffer(self.value),)
+
+
+def _whole(buffer: Any) -> bytes:
+    """What large bytes are made of again."""
+    from sky_monarch._core import actor_bytes
+
+    return actor_bytes(buffer)
+
+
+def _is_large(value: Any) -> bool:
+    kind = type(value)
+    return (kind is bytes or kind is bytearray) and len(value) >= INLINE
 
 
 def _apart(value: Any) -> Any:
-    """``value`` with large bytes wrapped, where they are easy to find: itself, or an element of a list or tuple."""
+    """``value`` with large bytes wrapped, where they are easy to find: itself, or in a list, tuple or dict."""
     kind = type(value)
-    if kind is bytes:
+    if kind is bytes or kind is bytearray:
         return _Large(value) if len(value) >= INLINE else value
-    if (kind is tuple or kind is list) and any(type(item) is bytes and len(item) >= INLINE for item in value):
-        return kind(_apart(item) if type(item) is bytes else item for item in value)
+    if (kind is tuple or kind is list) and any(map(_is_large, value)):
+        return kind(_Large(item) if _is_large(item) else item for item in value)
+    if kind is dict and any(map(_is_large, value.values())):
+        return {key: _Large(item) if _is_large(item) else item for key, item in value.items()}
     return value
 
 
@@ -82,9 +97,7 @@ def dump_whole(value: Any) -> bytes:
 
 def dump_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Body:
     """The body of a call's arguments."""
-    return dumps(
-        (_apart(args), {name: _apart(value) for name, value in kwargs.items()} if kwargs else kwargs)
-    )
+    return dumps((_apart(args), _apart(kwargs) if kwargs else kwargs))
 
 
 def dump_result(value: Any) -> Body:

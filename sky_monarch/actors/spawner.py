@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sky_monarch.actors.runtime import listen_at
-from sky_monarch.actors.zygote_limits import MOST_BYTES
+from sky_monarch.actors.zygote_limits import MOST_BYTES, hurry
 from sky_monarch.errors import LaunchError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from sky_monarch.actors.runtime import Runtime
 
@@ -91,8 +91,12 @@ class Spawner:
         self.listener = threading.Thread(target=self._listen, name="sky-monarch-supervision", daemon=True)
         self.listener.start()
 
-    def start(self, procs: list[Proc]) -> None:
+    def start(self, procs: list[Proc], spares: Sequence[Proc] = ()) -> None:
         """Have processes forked. They can be dialled from here on, and answer when they are there.
+
+        Args:
+            procs: Those that are wanted.
+            spares: Processes that stand by: the first of ``procs`` are made of these, where they still live.
 
         Raises:
             LaunchError: The zygote is gone.
@@ -101,29 +105,61 @@ class Spawner:
             some = procs[at : at + _AT_ONCE]
             listeners = [listen_at(proc.address) for proc in some]
             try:
+                wanted = []
                 with self.lock:
-                    for proc in some:
-                        proc.token = next(self.tokens)
-                        self.procs[proc.token] = proc
-                wanted = [{"id": proc.token, "name": proc.name, "address": proc.address} for proc in some]
-                data = json.dumps({"start": wanted}).encode()
-                socket.send_fds(self.line, [data], [one.fileno() for one in listeners])
-            except OSError as error:
-                raise LaunchError(f"the process that starts others is gone: {error}") from error
+                    for proc, spare in itertools.zip_longest(some, spares[at : at + len(some)]):
+                        self._register(proc)
+                        wanted.append({"id": proc.token, "name": proc.name, "address": proc.address})
+                        if spare is not None and self.procs.pop(spare.token, None) is not None:
+                            wanted[-1]["spare"] = spare.token
+                self._say({"start": wanted}, [one.fileno() for one in listeners])
             finally:
                 for one in listeners:
                     one.close()
 
+    def start_spares(self, procs: list[Proc], described: list[str]) -> None:
+        """Have processes forked that stand by, and import what is described.
+
+        Raises:
+            LaunchError: The zygote is gone.
+        """
+        with self.lock:
+            for proc in procs:
+                self._register(proc)
+        self._say({"spare": [proc.token for proc in procs]})
+        self.warm(procs, described)
+
+    def warm(self, procs: list[Proc], described: list[str]) -> None:
+        """Have processes that stand by import what is described.
+
+        Raises:
+            LaunchError: The zygote is gone.
+        """
+        for each in described if procs else ():
+            self._say({"warm": each, "spares": [proc.token for proc in procs]})
+
     def kill(self, procs: list[Proc]) -> None:
-        """Kill processes; their ends are heard of as always."""
+        """Kill processes; their ends are heard of as always.
+
+        Raises:
+            LaunchError: The zygote is gone.
+        """
         live = [proc.token for proc in procs if not proc.ended.is_set()]
         if live:
-            try:
-                self.line.sendall(json.dumps({"kill": live}).encode())
-            except OSError as error:
-                raise LaunchError(f"the process that starts others is gone: {error}") from error
+            self._say({"kill": live})
+
+    def _register(self, proc: Proc) -> None:
+        proc.token = next(self.tokens)
+        self.procs[proc.token] = proc
+
+    def _say(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+        try:
+            socket.send_fds(self.line, [json.dumps(message).encode()], fds)
+        except OSError as error:
+            raise LaunchError(f"the process that starts others is gone: {error}") from error
 
     def _listen(self) -> None:
+        hurry()
         while True:
             try:
                 data = self.line.recv(MOST_BYTES)
@@ -142,19 +178,22 @@ class Spawner:
     def _hear(self, message: dict[str, Any]) -> None:
         if "born" in message:
             for token, pid in message["born"].items():
-                proc = self.procs[int(token)]
-                proc.pid = pid
-                if proc.on_born is not None:
-                    proc.on_born(proc)
+                born = self.procs.get(int(token))
+                if born is not None:
+                    born.pid = pid
+                    if born.on_born is not None:
+                        born.on_born(born)
         elif "said" in message:
             said = self.procs.get(message["said"])
             if said is not None:
                 prefix = f"[{said.name}] "
                 said.show("".join(prefix + line for line in message["text"].splitlines(keepends=True)))
         elif "dead" in message:
-            proc = self.procs[message["dead"]]
-            proc.pid = message["pid"]
-            self._ended(proc, message["status"], message["lines"])
+            # One that stood by and died when its place was found is not missed: another one was forked for that.
+            proc = self.procs.get(message["dead"])
+            if proc is not None:
+                proc.pid = message["pid"]
+                self._ended(proc, message["status"], message["lines"])
 
     def _ended(self, proc: Proc, status: int, lines: list[str]) -> None:
         with self.lock:

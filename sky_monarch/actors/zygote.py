@@ -2,9 +2,11 @@
 
 It is started by whoever spawns, and speaks with it over one socket, on which a message is one JSON object:
 
-    ▶ {"start": [{"id", "name", "address"}, …]}     with one listening socket for each
-    ▶ {"kill": [id, …]}
+    ▶ {"start": [{"id", "name", "address", "spare"?}, …]}     with one listening socket for each
+    ▶ {"spare": [id, …]}    {"warm": text, "spares": [id, …]}    {"kill": [id, …]}
     ◀ {"born": {id: pid}}    {"said": id, "text"}    {"dead": id, "pid", "status", "lines"}
+
+A spare is a process without a place, which imports what it is told and then waits for one (`standby`).
 
 It sees each death by a pidfd, after everything that the process has printed. When the socket closes, it kills all that
 it has started, and theirs, and removes the folder of their sockets: so nothing outlives a program that was killed.
@@ -19,10 +21,14 @@ import select
 import signal
 import socket
 import sys
-from typing import Any, NoReturn
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from sky_monarch import _core
-from sky_monarch.actors.zygote_limits import MOST_BYTES, MOST_FDS
+from sky_monarch.actors.zygote_limits import MOST_BYTES, MOST_FDS, hurry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["main"]
 
@@ -44,6 +50,19 @@ class _Child:
         self.lines: list[str] = []
         self.rest = b""
         self.ended = False
+        #: Where it is told what to import, and of its place, while it has none.
+        self.line: socket.socket | None = None
+
+    def tell(self, data: bytes, *fds: int) -> bool:
+        """Tell it something while it stands by; False where it hears nothing any more."""
+        if self.line is None:
+            return False
+        try:
+            self.line.setblocking(False)
+            socket.send_fds(self.line, [data], fds)
+        except OSError:
+            return False
+        return True
 
     def hear(self) -> bytes:
         """What it has printed by now, in whole lines."""
@@ -77,6 +96,8 @@ class _Zygote:
         self.by_fd: dict[int, _Child] = {}
         self.poll = select.poll()
         self.poll.register(line.fileno(), select.POLLIN)
+        self.nice = os.getpriority(os.PRIO_PROCESS, 0)
+        hurry()
 
     def say(self, **message: Any) -> None:
         self.line.sendall(json.dumps(message).encode())
@@ -103,47 +124,95 @@ class _Zygote:
         if not data:
             return False
         message = json.loads(data)
-        for wanted, fd in zip(message.get("start", ()), fds, strict=True):
-            self.fork(wanted, fd, fds)
+        for number, (wanted, fd) in enumerate(zip(message.get("start", ()), fds, strict=True)):
+            if not self.place(wanted, fd):
+                self.fork(wanted["id"], fds[number + 1 :], partial(self.live, wanted, fd))
             os.close(fd)
+        for spare in message.get("spare", ()):
+            self.fork_spare(spare)
+        for spare in message.get("spares", ()):
+            if spare in self.children:
+                # Where it is too busy to hear of more, it imports that when it needs it.
+                self.children[spare].tell(data)
         for child in message.get("kill", ()):
             if child in self.children:
                 # Not yet waited for, so the number is still its own.
                 os.kill(self.children[child].pid, signal.SIGKILL)
         return True
 
-    def fork(self, wanted: dict[str, Any], listener: int, fds: list[int]) -> None:
+    def place(self, wanted: dict[str, Any], listener: int) -> bool:
+        """Give a place to the process that stands by for it. False where there is none, or it hears nothing."""
+        spare = self.children.get(wanted.get("spare", 0))
+        if spare is None:
+            return False
+        if not spare.tell(
+            json.dumps({"name": wanted["name"], "address": wanted["address"]}).encode(), listener
+        ):
+            os.kill(spare.pid, signal.SIGKILL)
+            return False
+        assert spare.line is not None  # noqa: S101  (it was told)
+        spare.line.close()
+        spare.line = None
+        del self.children[spare.id]
+        spare.id = wanted["id"]
+        self.children[spare.id] = spare
+        self.say(born={spare.id: spare.pid})
+        return True
+
+    def fork_spare(self, child: int) -> None:
+        mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with its:
+            self.fork(child, [mine.fileno()], partial(self.stand_by, its))
+        self.children[child].line = mine
+
+    def fork(self, child: int, fds: list[int], be: Callable[[], int]) -> None:
+        """Fork ``child``, which runs ``be`` and keeps none of ``fds``."""
         reading, writing = os.pipe()
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
-            self.become(wanted, listener, [reading, *(fd for fd in fds if fd != listener)], writing, parent)
+            self.become(be, [reading, *fds], writing, parent)
         os.close(writing)
         os.set_blocking(reading, False)
-        child = _Child(wanted["id"], pid, os.pidfd_open(pid), reading)
-        self.children[child.id] = child
-        for fd in (child.pidfd, reading):
-            self.by_fd[fd] = child
+        made = _Child(child, pid, os.pidfd_open(pid), reading)
+        self.children[made.id] = made
+        for fd in (made.pidfd, reading):
+            self.by_fd[fd] = made
             self.poll.register(fd, select.POLLIN)
-        self.say(born={child.id: pid})
+        self.say(born={made.id: pid})
 
-    def become(
-        self, wanted: dict[str, Any], listener: int, others: list[int], output: int, parent: int
-    ) -> NoReturn:
-        """Be the process that was wanted; never returns."""
+    def live(self, wanted: dict[str, Any], listener: int) -> int:
+        from sky_monarch.actors import process
+
+        return process.live(wanted["name"], wanted["address"], self.folder, self.token, listener)
+
+    def stand_by(self, line: socket.socket) -> int:
+        from sky_monarch.actors import standby
+
+        found = standby.stand_by(line)
+        line.close()
+        if found is None:
+            return 0
+        name, address, listener = found
+        return self.live({"name": name, "address": address}, listener)
+
+    def become(self, be: Callable[[], int], others: list[int], output: int, parent: int) -> NoReturn:
+        """Be a process that was wanted; never returns."""
         code = 1
         try:
             _core.die_with_parent(parent)
+            os.setpriority(os.PRIO_PROCESS, 0, self.nice)
             self.line.close()
+            for child in self.children.values():
+                if child.line is not None:
+                    child.line.close()
             for fd in (*self.by_fd, *others):
                 with contextlib.suppress(OSError):  # of these some were closed with a process that has ended
                     os.close(fd)
             os.dup2(output, 1)
             os.dup2(output, 2)
             os.close(output)
-            from sky_monarch.actors import process
-
-            code = process.live(wanted["name"], wanted["address"], self.folder, self.token, listener)
+            code = be()
         except BaseException:  # noqa: BLE001  (it would go on as a second zygote)
             import traceback
 
@@ -177,6 +246,8 @@ class _Zygote:
             self.tell(child, child.hear() + child.rest)
             self.forget(child.output)
         self.forget(child.pidfd)
+        if child.line is not None:
+            child.line.close()
         del self.children[child.id]
         self.say(dead=child.id, pid=child.pid, status=status, lines=child.lines)
 

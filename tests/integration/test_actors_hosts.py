@@ -22,6 +22,7 @@ from sky_monarch.actor import (
     shutdown,
     this_host,
 )
+from sky_monarch.actor_host import make_keys
 from sky_monarch.errors import ConfigError, LaunchError, PeerRefusedError
 from tests.support.actors import Caller, Echo, FarOwner, Plain
 from tests.support.processes import is_alive, with_variable
@@ -130,6 +131,7 @@ def test_a_lost_host_is_one_report_that_names_it_and_the_end_of_all_that_ran_the
         mesh.respawn(2)
 
 
+@pytest.mark.slow
 def test_an_actor_owns_what_it_has_spawned_on_another_host(failures):
     hosts = local_hosts(2)
     owner = hosts.slice(hosts=0).spawn_procs(name="owner").spawn("owner", FarOwner)
@@ -223,21 +225,11 @@ class Served:
 
 @pytest.fixture
 def keys(tmp_path):
-    folder = tmp_path / "keys"
-    done = subprocess.run(
-        [sys.executable, "-m", "sky_monarch", "actor-keys", str(folder), "--hosts", "2"],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.splitlines() == [
-        str(folder / f"{name}.key") for name in ("client", "host-0", "host-1")
-    ]
-    return folder
+    make_keys(str(tmp_path / "keys"), 2)
+    return tmp_path / "keys"
 
 
+@pytest.mark.slow
 def test_hosts_that_somebody_started_are_attached_to_and_serve_one_program_after_the_other(keys):
     hosts = [Served(keys / f"host-{number}.key") for number in range(2)]
     try:
@@ -261,6 +253,20 @@ def test_hosts_that_somebody_started_are_attached_to_and_serve_one_program_after
     secret = (keys / "host-0.key").read_text().strip()
     assert secret not in said
     assert "PRIVATE KEY" not in said
+
+
+@pytest.mark.slow
+def test_the_command_makes_keys_that_nobody_else_can_read(tmp_path):
+    folder = tmp_path / "keys"
+    argv = [sys.executable, "-m", "sky_monarch", "actor-keys", str(folder), "--hosts", "2"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    made = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, check=True).stdout
+    names = ("client", "host-0", "host-1")
+    assert made.splitlines() == [str(folder / f"{name}.key") for name in names]
+    assert [(folder / f"{name}.key").stat().st_mode & 0o777 for name in names] == [0o600] * 3
+    again = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert again.returncode == 2
+    assert "client.key is there already" in again.stderr
 
 
 def test_keys_that_others_can_read_or_that_are_none_are_refused(keys, tmp_path, monkeypatch):

@@ -6,7 +6,8 @@ from tests.support.mutant import replaced
 
 _ENDS = "test_actors_supervision.py::"
 _HOSTS = "test_actors_hosts.py::"
-_AGAIN = "            for record in self.records:\n                self._make_again(record, ranks, end)\n"
+_STANDBY = "test_actors_standby.py::"
+_AGAIN = "        self._make_again(ranks, end)\n"
 
 ACTORS = [
     replaced(
@@ -25,10 +26,45 @@ ACTORS = [
     ),
     replaced(
         "actors/owned.py",
-        "            self.respawn(self.policy.ranks(rank, len(self.procs)), 60.0)\n",
+        "            self.respawn(self.policy.ranks(rank, len(self.procs)), 60.0, ended=(rank, proc))\n",
         "            pass\n",
         f"{_ENDS}test_a_policy_replaces[one_for_one-replaced0]",
         "not within",
+    ),
+    replaced(
+        "actors/owned.py",
+        "                if rank in ranks\n",
+        "                if rank in ranks[:1]\n",
+        f"{_STANDBY}test_several_ranks_are_replaced_at_once_and_their_actors_made_side_by_side",
+        "gave no answer within",
+    ),
+    replaced(
+        "actors/owned.py",
+        '        self.runtime.node.hang_up(proc.address, "the process has ended")\n',
+        "",
+        "test_actor_programs.py::test_a_death_is_told_though_a_child_of_the_dead_holds_its_sockets_open",
+        "gave no answer within",
+    ),
+    replaced(
+        "actors/spares.py",
+        "        # Not here: this thread hears of ends, and waits for nobody.\n        self.fill_later()\n",
+        "",
+        f"{_STANDBY}test_one_that_stood_by_and_died_is_replaced",
+        "1 stand by",
+    ),
+    replaced(
+        "actors/owned.py",
+        "start(fresh, spares)",
+        "start(fresh)",
+        f"{_STANDBY}test_one_that_stands_by_takes_the_place_and_another_one_comes_after_it",
+        "it was there before",
+    ),
+    replaced(
+        "actors/owned.py",
+        "            self._put(ranks, [], end)\n",
+        "            raise\n",
+        f"{_STANDBY}test_one_that_stood_by_and_is_dying_is_not_waited_for",
+        "not made again",
     ),
     replaced(
         "actors/restarts.py",

@@ -7,8 +7,8 @@ from tests.support.mutant import replaced
 EXAMPLES = [
     replaced(
         "actors/owned.py",
-        "                self._make_again(record, ranks, end)",
-        "                del record",
+        "        self._make_again(ranks, end)\n",
+        "        del end\n",
         "test_actor_examples.py::test_the_work_goes_on_after_a_rank_was_lost_and_comes_out_right",
         "adders.load gave no answer",
     ),

@@ -113,6 +113,15 @@ WITHOUT = (
             "how long it is starved is up to the kernel; the mutant of the same step is that of the stopped one"
         ),
         "test_actors_stress.py::test_ranks_killed_at_random_come_back_and_every_call_ends": _MOMENTS,
+        "test_actor_programs.py::test_a_stopped_process_slows_who_writes_to_it_and_nobody_else_and_loses_nothing": (
+            "nothing has failed that could be recovered"
+        ),
+        "test_actor_programs.py::test_thirty_programs_that_are_killed_leave_nothing": (
+            "its mutant is of test_nothing_outlives_the_program, which kills one"
+        ),
+        "test_actors_standby.py::test_a_policy_takes_those_that_stand_by": (
+            f"{_BESIDE}test_one_that_stands_by_takes_the_place_and_another_one_comes_after_it"
+        ),
         "test_actors_stress.py::test_deaths_one_and_eight_at_once_are_told_within_milliseconds": (
             f"{_BESIDE}test_the_owner_is_told_once_and_in_milliseconds_and_brings_the_rank_back"
         ),

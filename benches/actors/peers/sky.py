@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from typing import Any
 
@@ -48,8 +47,8 @@ class SkyEcho(Actor):
 
 
 class _Mesh:
-    def __init__(self, processes: int) -> None:
-        self.procs = this_host().spawn_procs({"i": processes})
+    def __init__(self, processes: int, standby: int = 0) -> None:
+        self.procs = this_host().spawn_procs({"i": processes}, standby=standby)
         self.actors = self.procs.spawn("echo", SkyEcho)
         self.first = self.actors.slice(i=0)
 
@@ -98,20 +97,20 @@ class SkyMonarch:
         return mesh.first.length.call_one(payload).get()
 
     def losable(self, processes: int) -> _Mesh:
-        return self.spawn(processes)
+        return _Mesh(processes, standby=processes)
 
     def pend(self, mesh: _Mesh, rank: int) -> Callable[[], None]:
         future = mesh.actors.slice(i=rank).hang.call_one(HANG_S)
         return lambda: future.get()
 
     def recover(self, mesh: _Mesh, ranks: Sequence[int]) -> tuple[_Mesh, dict[int, float]]:
-        def replace(rank: int) -> float:
-            mesh.procs.respawn(rank)
-            mesh.actors.slice(i=rank).pid.call_one().get()
-            return time.monotonic()
-
-        with ThreadPoolExecutor(len(ranks)) as threads:
-            return mesh, dict(zip(ranks, threads.map(replace, ranks), strict=True))
+        mesh.procs.respawn(ranks)
+        answers = {rank: mesh.actors.slice(i=rank).pid.call_one() for rank in ranks}
+        answered_s = {}
+        for rank, answer in answers.items():
+            answer.get()
+            answered_s[rank] = time.monotonic()
+        return mesh, answered_s
 
     def stop(self, mesh: _Mesh) -> None:
         mesh.procs.stop().get(timeout=_STOP_S)

@@ -25,17 +25,18 @@ impl ActorMailbox {
 
 #[pymethods]
 impl ActorMailbox {
-    #[pyo3(signature = (timeout_s=None, most=64, urgent=true))]
+    #[pyo3(signature = (timeout_s=None, most=64, urgent=true, in_a_row=false))]
     fn recv<'py>(
         &self,
         py: Python<'py>,
         timeout_s: Option<f64>,
         most: usize,
         urgent: bool,
+        in_a_row: bool,
     ) -> PyResult<Bound<'py, PyList>> {
         let limit = limit(py, timeout_s)?;
         patiently(py, limit, |slice| self.mailbox.wait(slice, urgent))?;
-        let taken = py.detach(|| self.mailbox.take(most));
+        let taken = py.detach(|| self.mailbox.take(most, in_a_row));
         let messages = PyList::empty(py);
         for delivery in taken {
             match delivery {
@@ -97,7 +98,7 @@ impl ActorRequest {
         body: &[u8],
         buffers: Option<Vec<PyBuffer<u8>>>,
     ) -> PyResult<()> {
-        let payload = from_objects(py, body, buffers)?;
+        let payload = from_objects(py, body, buffers, |parts| self.request.payload(parts))?;
         py.detach(|| self.request.reply(kind, &payload)).map_err(|error| to_python(py, &error))
     }
 }

@@ -122,7 +122,7 @@ impl ActorNode {
         each: bool,
     ) -> PyResult<ActorReplies> {
         let node = self.here(py)?;
-        let payload = from_objects(py, body, buffers)?;
+        let payload = from_objects(py, body, buffers, |parts| node.payload(&targets.0, parts))?;
         let called = py.detach(|| node.call(&targets.0, actor, method, &payload, each));
         let gather = called.map_err(|error| to_python(py, &error))?;
         Ok(ActorReplies { gather })
@@ -139,7 +139,7 @@ impl ActorNode {
         buffers: Option<Vec<PyBuffer<u8>>>,
     ) -> PyResult<Vec<(u32, String)>> {
         let node = self.here(py)?;
-        let payload = from_objects(py, body, buffers)?;
+        let payload = from_objects(py, body, buffers, |parts| node.payload(&targets.0, parts))?;
         py.detach(|| node.send(&targets.0, actor, method, &payload)).map_err(|error| to_python(py, &error))
     }
 

@@ -7,7 +7,8 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyList};
-use sky_monarch_core::mesh::{Blob, Payload};
+use sky_monarch_core::Result;
+use sky_monarch_core::mesh::{Blob, Pages, Payload, SHARED_FROM, copy};
 
 use crate::error::to_python;
 
@@ -61,24 +62,55 @@ pub fn to_objects<'py>(py: Python<'py>, blobs: &[Blob]) -> PyResult<(Bound<'py, 
     Ok((body, buffers))
 }
 
-/// A payload from a body and buffers; large ones are copied once, into shared memory, with the GIL released.
-pub fn from_objects(py: Python<'_>, body: &[u8], buffers: Option<Vec<PyBuffer<u8>>>) -> PyResult<Payload> {
+/// A payload from a body and buffers; `make` copies large ones into shared memory, with the GIL released.
+pub fn from_objects(
+    py: Python<'_>,
+    body: &[u8],
+    buffers: Option<Vec<PyBuffer<u8>>>,
+    make: impl FnOnce(&mut dyn Iterator<Item = &[u8]>) -> Result<Payload> + Send,
+) -> PyResult<Payload> {
     let buffers = buffers.unwrap_or_default();
     let mut parts = Vec::with_capacity(1 + buffers.len());
     parts.push(body);
     for buffer in &buffers {
-        if !buffer.is_c_contiguous() {
-            return Err(PyBufferError::new_err("an out-of-band buffer is not contiguous"));
-        }
-        if buffer.len_bytes() == 0 {
-            parts.push(&[]);
-            continue;
-        }
-        // SAFETY: `buffers` holds the export, so the memory stays where it is; that nobody writes to it meanwhile is up
-        // to the program, as with every buffer that Python hands to a system call.
-        parts.push(unsafe {
-            std::slice::from_raw_parts(buffer.buf_ptr().cast::<u8>().cast_const(), buffer.len_bytes())
-        });
+        parts.push(bytes_in(buffer)?);
     }
-    py.detach(|| Payload::from_parts(parts.into_iter())).map_err(|error| to_python(py, &error))
+    let large = parts.iter().any(|part| part.len() >= SHARED_FROM);
+    let mut parts = parts.into_iter();
+    // Small parts are copied sooner than the GIL is given up and taken back.
+    let made = if large { py.detach(|| make(&mut parts)) } else { make(&mut parts) };
+    made.map_err(|error| to_python(py, &error))
+}
+
+fn bytes_in(buffer: &PyBuffer<u8>) -> PyResult<&[u8]> {
+    if !buffer.is_c_contiguous() {
+        return Err(PyBufferError::new_err("an out-of-band buffer is not contiguous"));
+    }
+    if buffer.len_bytes() == 0 {
+        return Ok(&[]);
+    }
+    // SAFETY: `buffer` holds the export, so the memory stays where it is; that nobody writes to it meanwhile is up to
+    // the program, as with every buffer that Python hands to a system call.
+    Ok(unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast::<u8>().cast_const(), buffer.len_bytes()) })
+}
+
+/// The bytes of a large buffer, copied by several threads, with the GIL released.
+#[pyfunction]
+pub fn actor_bytes<'py>(py: Python<'py>, buffer: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
+    let buffer = PyBuffer::<u8>::get(buffer)?;
+    let from = bytes_in(&buffer)?;
+    let len = ffi::Py_ssize_t::try_from(from.len())?;
+    // SAFETY: a new object, whose bytes are not set yet; without memory for it, it is null, with an exception set.
+    let made = unsafe {
+        let made = ffi::PyBytes_FromStringAndSize(std::ptr::null(), len);
+        Bound::from_owned_ptr_or_err(py, made)?.cast_into_unchecked::<PyBytes>()
+    };
+    // SAFETY: `made` is a bytes object.
+    let address = unsafe { ffi::PyBytes_AsString(made.as_ptr()) }.cast::<u8>().expose_provenance();
+    py.detach(|| {
+        let to = std::ptr::with_exposed_provenance_mut(address);
+        // SAFETY: it has room for so many bytes, and nobody else knows it yet.
+        unsafe { copy(from, to, Pages::Fresh) };
+    });
+    Ok(made)
 }

@@ -127,6 +127,18 @@ impl Inner {
         }
     }
 
+    /// Whether this host serves no other program than that of `folder`.
+    fn is_free(&self, certificate: &str, folder: &str) -> Result<(), String> {
+        let peers = locked(&self.peers);
+        let other = peers.values().find(|peer| peer.certificate() == CLIENT_NAME && peer.folder() != folder);
+        match other {
+            Some(other) if certificate == CLIENT_NAME => {
+                Err(format!("it serves another program, on {}", other.host()))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Takes in a connected peer.
     fn joined(&self, peer: &Arc<Peer>) {
         locked(&self.lost).remove(peer.folder());

@@ -1,13 +1,14 @@
 //! Answers to one call: one a target, or several of each for a stream.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
 use super::lead::Waiter;
 use super::node::Shared;
 use super::notifier::Notifier;
 use super::payload::Blob;
+use super::sync::{Mutex, MutexGuard};
 
 /// Kind of an answer that is a value. All others are failures.
 pub const VALUE: u8 = 0;
@@ -114,6 +115,10 @@ impl Gather {
         state.failed |= !matches!(outcome, Outcome::Answer { kind: VALUE, .. });
         state.arrived.push_back(Answer { slot, outcome });
         let last = state.left == 0;
+        if last {
+            // Before anybody can see that it is done.
+            node.forget(self.call);
+        }
         self.tell(node, state, last);
         last
     }
@@ -125,6 +130,7 @@ impl Gather {
         let waiters = std::mem::take(&mut state.waiters);
         let notify = std::mem::take(&mut state.notify);
         drop(state);
+        node.lead().matters();
         for (notifier, token) in notify {
             notifier.push(token);
         }
@@ -151,6 +157,10 @@ impl Gather {
         let outcome = Outcome::Dead { reason: reason.to_owned() };
         state.arrived.extend(lost.into_iter().map(|slot| Answer { slot, outcome: outcome.clone() }));
         let last = state.left == 0;
+        if last {
+            // Before anybody can see that it is done.
+            node.forget(self.call);
+        }
         self.tell(node, state, last);
         last
     }

@@ -8,12 +8,13 @@
 //! Invariant: the node's thread sleeps without limit only while somebody leads, and who gives up the lead wakes it.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
-use std::thread::{self, Thread};
+use std::sync::{OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::poller::Poller;
+use super::sync::{
+    AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, Thread, current, number, park, park_timeout,
+};
 
 /// How long bytes may lie unread when the last leader turned to its work.
 const NAP: Duration = Duration::from_millis(1);
@@ -30,7 +31,7 @@ pub(super) struct Waiter {
 
 impl Waiter {
     pub(super) fn current() -> Self {
-        Self { thread: thread::current(), number: number(), leads: true }
+        Self { thread: current(), number: number(), leads: true }
     }
 
     /// The same for a thread that leaves the lead to others.
@@ -46,13 +47,6 @@ impl Waiter {
     }
 }
 
-/// Number of this thread, never 0.
-fn number() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    thread_local!(static NUMBER: u64 = NEXT.fetch_add(1, Ordering::Relaxed));
-    NUMBER.with(|number| *number)
-}
-
 /// The one lead of a node.
 #[derive(Debug)]
 pub(super) struct Lead {
@@ -64,10 +58,15 @@ pub(super) struct Lead {
     own: OnceLock<Waiter>,
     /// Waiters that the node's own thread has woken while it led.
     woken: AtomicUsize,
+    /// What was read since the own thread polled last: something that somebody may wait for, or only what waits itself.
+    mattered: AtomicBool,
+    waits: AtomicBool,
+    /// The own thread looks again within a nap.
+    naps: AtomicBool,
 }
 
 impl Lead {
-    pub(super) const fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self {
             leader: AtomicU64::new(0),
             turns: AtomicU64::new(0),
@@ -75,6 +74,9 @@ impl Lead {
             deep: AtomicBool::new(false),
             own: OnceLock::new(),
             woken: AtomicUsize::new(0),
+            mattered: AtomicBool::new(false),
+            waits: AtomicBool::new(false),
+            naps: AtomicBool::new(false),
         }
     }
 
@@ -106,6 +108,31 @@ impl Lead {
 
     fn wake_own(&self) {
         if let Some(own) = self.own.get() {
+            own.thread.unpark();
+        }
+    }
+
+    /// Something was read that somebody may wait for.
+    pub(super) fn matters(&self) {
+        self.mattered.store(true, Ordering::SeqCst);
+    }
+
+    /// Something was read that waits behind other messages: its receiver is at work.
+    pub(super) fn can_wait(&self) {
+        self.waits.store(true, Ordering::SeqCst);
+    }
+
+    /// True while the node's own thread looks again within a nap, at what it is to do beside reading.
+    pub(super) fn naps(&self) -> bool {
+        self.naps.load(Ordering::SeqCst)
+    }
+
+    /// Has the node's own thread look at what it is to do beside reading.
+    pub(super) fn remind(&self, poller: &Poller) {
+        if let Some(own) = self.own.get() {
+            if self.leader.load(Ordering::SeqCst) == own.number {
+                poller.interrupt();
+            }
             own.thread.unpark();
         }
     }
@@ -172,8 +199,8 @@ impl Lead {
             }
             match deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())) {
                 Some(left) if left.is_zero() => return false,
-                Some(left) => thread::park_timeout(left),
-                None => thread::park(),
+                Some(left) => park_timeout(left),
+                None => park(),
             }
         }
     }
@@ -185,16 +212,22 @@ impl Lead {
         // The leader may have left before it could see this thread among its followers.
         if self.leader.load(Ordering::SeqCst) != 0 {
             match left {
-                Some(left) => thread::park_timeout(left),
-                None => thread::park(),
+                Some(left) => park_timeout(left),
+                None => park(),
             }
         }
         let mut followers = self.followers.lock().unwrap_or_else(PoisonError::into_inner);
         followers.retain(|follower| follower.number != number);
     }
 
-    /// What the node's own thread does until `closing`.
-    pub(super) fn stand_in(&self, closing: &AtomicBool, mut poll: impl FnMut(Option<Duration>)) {
+    /// What the node's own thread does until `closing`: it reads where nobody else does, and what `chores` does, which
+    /// returns when it wants to be called again.
+    pub(super) fn stand_in(
+        &self,
+        closing: &AtomicBool,
+        mut poll: impl FnMut(Option<Duration>),
+        mut chores: impl FnMut() -> Option<Duration>,
+    ) {
         // A second start would be a defect of the node, which starts one thread.
         drop(self.own.set(Waiter::current()));
         let mut naps = 0;
@@ -203,28 +236,42 @@ impl Lead {
             if self.take() {
                 self.woken.store(0, Ordering::SeqCst);
                 while !closing.load(Ordering::SeqCst) && self.woken.load(Ordering::SeqCst) == 0 {
-                    poll(None);
+                    self.waits.store(false, Ordering::SeqCst);
+                    self.mattered.store(false, Ordering::SeqCst);
+                    poll(chores());
+                    if self.waits.load(Ordering::SeqCst) && !self.mattered.load(Ordering::SeqCst) {
+                        // All that came waits behind other messages: there is no hurry to read more.
+                        break;
+                    }
                 }
-                // Somebody came to wait: the lead is theirs when they come back.
+                // Somebody came to wait, or is at work: the lead is theirs when they come back.
                 self.release();
                 naps = 0;
-                thread::park_timeout(NAP);
+                self.nap(&mut chores);
                 continue;
             }
             let turns = self.turns.load(Ordering::SeqCst);
             naps = if turns == seen { naps + 1 } else { 0 };
             seen = turns;
             if naps < NAPS {
-                thread::park_timeout(NAP);
+                self.nap(&mut chores);
                 continue;
             }
             self.deep.store(true, Ordering::SeqCst);
+            let limit = chores();
             if self.leader.load(Ordering::SeqCst) != 0 && !closing.load(Ordering::SeqCst) {
-                thread::park();
+                limit.map_or_else(park, park_timeout);
             }
             self.deep.store(false, Ordering::SeqCst);
             naps = 0;
         }
+    }
+
+    fn nap(&self, chores: &mut impl FnMut() -> Option<Duration>) {
+        self.naps.store(true, Ordering::SeqCst);
+        park_timeout(NAP);
+        self.naps.store(false, Ordering::SeqCst);
+        chores();
     }
 
     /// Wakes everybody, to see that the node is closing.

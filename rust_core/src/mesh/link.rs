@@ -5,6 +5,7 @@ use std::io::IoSlice;
 use std::io::IoSliceMut;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -17,7 +18,7 @@ use super::gather::Outcome;
 use super::mailbox::{Mailbox, Origin, Request};
 use super::node::Shared;
 use super::packet::{Packet, Part, VERSION};
-use super::payload::{Blob, raw, unpack};
+use super::payload::{Blob, Memory, Returns, unpack};
 use crate::wire::{Frame, decode};
 use crate::{Error, ErrorKind, Result};
 
@@ -31,11 +32,24 @@ const READ: usize = 64 * 1024;
 const READS: usize = 8;
 /// Descriptors that may have come ahead of their frames.
 pub(super) const MOST_FDS: usize = 64;
+/// Chunks written at a time, and held back at the most.
+const CHUNKS: usize = 32;
+
+/// How a packet leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Haste {
+    /// At once; its sender waits where much is queued already.
+    Patient,
+    /// The same, but another one is about to follow, and it may leave with that.
+    Held,
+    /// At once, and its sender never waits.
+    Never,
+}
 
 #[derive(Debug)]
 struct Chunk {
     bytes: Bytes,
-    memory: Option<Arc<OwnedFd>>,
+    memory: Option<Memory>,
 }
 
 #[derive(Debug, Default)]
@@ -43,6 +57,8 @@ struct Out {
     queue: VecDeque<Chunk>,
     bytes: usize,
     dead: bool,
+    /// The socket is full: what is queued leaves when it takes bytes again. Else what is queued is held back.
+    full: bool,
 }
 
 #[derive(Debug)]
@@ -53,6 +69,25 @@ struct In {
     trusted: bool,
     /// A message whose mailbox has no room. Nothing behind it is looked at before it is in.
     stalled: Option<(Arc<Mailbox>, Request)>,
+}
+
+impl Out {
+    /// So many bytes have left, and with the first of each chunk its memory.
+    fn advance(&mut self, mut count: usize) {
+        self.bytes -= count;
+        while let Some(first) = self.queue.front_mut() {
+            first.memory = None;
+            if count < first.bytes.len() {
+                first.bytes.advance(count);
+                return;
+            }
+            count -= first.bytes.len();
+            self.queue.pop_front();
+            if count == 0 {
+                return;
+            }
+        }
+    }
 }
 
 /// What becomes of a connection after it was read.
@@ -70,6 +105,7 @@ pub(super) struct Link {
     out: Mutex<Out>,
     room: Condvar,
     input: Mutex<In>,
+    borrows: AtomicBool,
 }
 
 impl Link {
@@ -82,11 +118,17 @@ impl Link {
             trusted: !accepted,
             stalled: None,
         };
-        Self { id, socket, out: Mutex::new(Out::default()), room: Condvar::new(), input: Mutex::new(input) }
+        let (out, input) = (Mutex::new(Out::default()), Mutex::new(input));
+        Self { id, socket, out, room: Condvar::new(), input, borrows: AtomicBool::new(!accepted) }
     }
 
     pub(super) const fn id(&self) -> u64 {
         self.id
+    }
+
+    /// True where its other side gives memory back.
+    pub(super) fn borrows(&self) -> bool {
+        self.borrows.load(Ordering::SeqCst)
     }
 
     fn out(&self) -> MutexGuard<'_, Out> {
@@ -97,14 +139,14 @@ impl Link {
         self.input.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes a frame, or queues what the socket does not take. A patient sender waits where much is queued already.
+    /// Writes a frame, or queues what the socket does not take.
     pub(super) fn send(
-        &self,
+        self: &Arc<Self>,
         node: &Shared,
         packet: &Packet,
         segments: Vec<Bytes>,
-        memory: Option<Arc<OwnedFd>>,
-        patient: bool,
+        memory: Option<Memory>,
+        haste: Haste,
     ) -> Result<()> {
         let frame = Frame { segments, ..Frame::from_message(packet)? };
         frame.check(MAX_FRAME)?;
@@ -112,9 +154,26 @@ impl Link {
         for segment in &frame.segments {
             bytes.extend_from_slice(segment);
         }
+        let chunk = Chunk { bytes: bytes.freeze(), memory };
+        let Some(lease) = chunk.memory.as_ref().and_then(Memory::lease).cloned() else {
+            return self.put(node, chunk, haste);
+        };
+        // Before it leaves: it may be back before this thread goes on.
+        node.pool().lend(self.id, &lease);
+        let sent = self.put(node, chunk, haste);
+        if sent.is_err() {
+            node.pool().take_back(self.id, lease.id(), false);
+        }
+        sent
+    }
+
+    fn put(self: &Arc<Self>, node: &Shared, chunk: Chunk, haste: Haste) -> Result<()> {
         let deadline = Instant::now() + node.options().send_limit;
         let mut out = self.out();
-        while patient && !out.dead && (out.bytes >= MOST_BYTES || out.queue.len() >= MOST_FRAMES) {
+        while haste != Haste::Never
+            && !out.dead
+            && (out.bytes >= MOST_BYTES || out.queue.len() >= MOST_FRAMES)
+        {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() || node.is_closing() {
                 return Err(Error::new(ErrorKind::TimedOut, SEND, "the receiver does not keep up"));
@@ -124,15 +183,39 @@ impl Link {
         if out.dead {
             return Err(Error::new(ErrorKind::Closed, SEND, "the connection has ended"));
         }
-        let mut chunk = Chunk { bytes: bytes.freeze(), memory };
-        if out.queue.is_empty() && self.write(&mut chunk).map_err(|error| Error::io(SEND, error.into()))? {
-            return Ok(());
-        }
-        if out.queue.is_empty() {
-            node.poller().change(&self.socket, self.id, self.is_reading(), true);
-        }
         out.bytes += chunk.bytes.len();
         out.queue.push_back(chunk);
+        if out.full {
+            return Ok(());
+        }
+        if haste == Haste::Held && out.queue.len() < CHUNKS {
+            let first = out.queue.len() == 1;
+            drop(out);
+            if !first || node.hold(self) {
+                return Ok(());
+            }
+            // Nobody would send it soon.
+            out = self.out();
+        }
+        self.write_all(node, &mut out).map_err(|error| Error::io(SEND, error.into()))
+    }
+
+    /// Sends what is held back.
+    pub(super) fn let_go(&self, node: &Shared) -> After {
+        let mut out = self.out();
+        if out.full || out.queue.is_empty() {
+            return After::Open;
+        }
+        self.write_all(node, &mut out).map_or_else(|error| After::Over(error.to_string()), |()| After::Open)
+    }
+
+    /// Writes all that is queued; what the socket does not take, once it does.
+    fn write_all(&self, node: &Shared, out: &mut Out) -> Result<(), Errno> {
+        let done = self.write(out)?;
+        if done == out.full {
+            out.full = !done;
+            node.poller().change(&self.socket, self.id, self.is_reading(), out.full);
+        }
         Ok(())
     }
 
@@ -141,19 +224,20 @@ impl Link {
         self.input.try_lock().map_or(true, |input| input.stalled.is_none())
     }
 
-    /// True where all of it is written; false where the socket is full.
-    fn write(&self, chunk: &mut Chunk) -> Result<bool, Errno> {
-        while !chunk.bytes.is_empty() {
-            let fds: Vec<RawFd> = chunk.memory.iter().map(raw).collect();
+    /// True where all is written; false where the socket is full.
+    fn write(&self, out: &mut Out) -> Result<bool, Errno> {
+        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+        while let Some(first) = out.queue.front() {
+            let fds: Vec<RawFd> = first.memory.iter().map(Memory::raw).collect();
             let rights = [ControlMessage::ScmRights(&fds)];
             let control = if fds.is_empty() { &[][..] } else { &rights[..] };
-            let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
-            let slice = [IoSlice::new(&chunk.bytes)];
-            match sendmsg::<()>(self.socket.as_raw_fd(), &slice, control, flags, None) {
-                Ok(count) => {
-                    chunk.bytes.advance(count);
-                    chunk.memory = None;
-                }
+            // The kernel ends what it hands out at once where descriptors begin, so a chunk with some goes alone.
+            let together = if fds.is_empty() { CHUNKS } else { 1 };
+            let plain =
+                out.queue.iter().take(together).take_while(|chunk| chunk.memory.is_some() != fds.is_empty());
+            let slices: Vec<IoSlice> = plain.map(|chunk| IoSlice::new(&chunk.bytes)).collect();
+            match sendmsg::<()>(self.socket.as_raw_fd(), &slices, control, flags, None) {
+                Ok(count) => out.advance(count),
                 Err(Errno::EINTR) => {}
                 Err(Errno::EAGAIN) => return Ok(false),
                 // Descriptors on their way are limited too: they leave as the receiver takes others.
@@ -166,21 +250,9 @@ impl Link {
 
     /// The socket takes bytes again.
     pub(super) fn flush(&self, node: &Shared) -> After {
-        let reading = self.is_reading();
         let mut out = self.out();
-        let out = &mut *out;
-        while let Some(chunk) = out.queue.front_mut() {
-            let before = chunk.bytes.len();
-            let done = self.write(chunk);
-            out.bytes -= before - chunk.bytes.len();
-            match done {
-                Ok(true) => drop(out.queue.pop_front()),
-                Ok(false) => break,
-                Err(error) => return After::Over(error.to_string()),
-            }
-        }
-        if out.queue.is_empty() {
-            node.poller().change(&self.socket, self.id, reading, false);
+        if let Err(error) = self.write_all(node, &mut out) {
+            return After::Over(error.to_string());
         }
         if out.bytes < MOST_BYTES / 2 && out.queue.len() < MOST_FRAMES / 2 {
             self.room.notify_all();
@@ -230,7 +302,7 @@ impl Link {
             return After::Over(error.to_string());
         }
         if input.stalled.is_none() {
-            let writing = !self.out().queue.is_empty();
+            let writing = self.out().full;
             node.poller().watch_again(self.as_ref(), self.id, writing);
         }
         After::Open
@@ -240,13 +312,14 @@ impl Link {
         while let Some(frame) = decode(&mut input.buffer, MAX_FRAME)? {
             let packet: Packet = frame.message()?;
             if !input.trusted {
-                check_hello(&packet, &node.options().token)?;
+                self.borrows.store(check_hello(&packet, &node.options().token)?, Ordering::SeqCst);
                 input.trusted = true;
                 continue;
             }
             match packet {
-                Packet::Call { call, slot, actor, method, place, parts } => {
-                    let blobs = unpack(&parts, frame.segments, memory(&parts, input)?.as_ref())?;
+                Packet::Call { call, slot, actor, method, place, parts, memory } => {
+                    let fd = take_fd(&parts, input)?;
+                    let blobs = unpack(&parts, frame.segments, fd.as_ref(), self.returns(node, memory))?;
                     let request = Request {
                         node: Arc::downgrade(node),
                         origin: Origin::Link(Arc::clone(self)),
@@ -256,19 +329,22 @@ impl Link {
                         place,
                         blobs,
                         answered: false.into(),
+                        more: false,
                     };
                     let mailbox = node.mailbox(actor)?;
                     if let Some(request) = mailbox.offer(node, self.id, request) {
                         input.stalled = Some((mailbox, request));
-                        let writing = !self.out().queue.is_empty();
+                        let writing = self.out().full;
                         node.poller().change(&self.socket, self.id, false, writing);
                         return Ok(());
                     }
                 }
-                Packet::Reply { call, slot, kind, parts } => {
-                    let blobs = unpack(&parts, frame.segments, memory(&parts, input)?.as_ref())?;
+                Packet::Reply { call, slot, kind, parts, memory } => {
+                    let fd = take_fd(&parts, input)?;
+                    let blobs = unpack(&parts, frame.segments, fd.as_ref(), self.returns(node, memory))?;
                     node.complete(self.id, call, slot, Outcome::Answer { kind, blobs });
                 }
+                Packet::Release { memory, clean } => node.pool().take_back(self.id, memory, clean),
                 Packet::Cancel { call, actor } => node.mailbox(actor)?.cancel(node, self.id, call),
                 Packet::Replies { call, answers } => {
                     let mut segments = frame.segments.into_iter();
@@ -292,6 +368,18 @@ impl Link {
         Ok(())
     }
 
+    /// Tells the other side that nothing is left of memory that it has lent.
+    fn returns(self: &Arc<Self>, node: &Arc<Shared>, memory: u64) -> Option<Returns> {
+        let (link, node) = (Arc::downgrade(self), Arc::downgrade(node));
+        let tell = move |clean| {
+            if let (Some(link), Some(node)) = (link.upgrade(), node.upgrade()) {
+                // A connection that has ended returns nothing: its sender has given the memory up.
+                drop(link.send(&node, &Packet::Release { memory, clean }, Vec::new(), None, Haste::Never));
+            }
+        };
+        (memory != 0).then(|| Box::new(tell) as Returns)
+    }
+
     /// Ends it: whoever waits to write is told.
     pub(super) fn end(&self) {
         let mut out = self.out();
@@ -308,18 +396,23 @@ impl Link {
 const SEND: &str = "send to an actor";
 const REACH: &str = "reach another host";
 
-pub(super) fn check_hello(packet: &Packet, token: &str) -> Result<()> {
+/// Whether the peer gives memory back.
+pub(super) fn check_hello(packet: &Packet, token: &str) -> Result<bool> {
     let refuse = |why: String| Err(Error::new(ErrorKind::Refused, "trust a process", why));
     match packet {
         Packet::Hello { version, .. } if *version != VERSION => {
             refuse(format!("it speaks version {version}; this side speaks {VERSION}"))
         }
-        Packet::Hello { token: shown, .. } if bool::from(shown.as_bytes().ct_eq(token.as_bytes())) => Ok(()),
+        Packet::Hello { token: shown, borrows, .. }
+            if bool::from(shown.as_bytes().ct_eq(token.as_bytes())) =>
+        {
+            Ok(*borrows)
+        }
         _ => refuse("it does not know the secret of this mesh".to_owned()),
     }
 }
 
-fn memory(parts: &[Part], input: &mut In) -> Result<Option<OwnedFd>> {
+fn take_fd(parts: &[Part], input: &mut In) -> Result<Option<OwnedFd>> {
     if !parts.iter().any(|part| matches!(part, Part::Shared(..))) {
         return Ok(None);
     }

@@ -1,17 +1,17 @@
 //! The queue of one actor's messages, and what a message is to its receiver.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use super::gather::Outcome;
 use super::lead::Waiter;
-use super::link::Link;
+use super::link::{Haste, Link};
 use super::node::{LOCAL, Shared};
 use super::notifier::Notifier;
 use super::packet::Packet;
-use super::payload::{Blob, Payload};
+use super::payload::{Blob, Memory, Payload};
+use super::sync::{AtomicBool, Condvar, Mutex, MutexGuard, Ordering};
 use crate::{Error, ErrorKind, Result};
 
 /// Messages that may wait. One more stops the reading of its sender's connection.
@@ -49,6 +49,8 @@ pub struct Request {
     pub(super) place: String,
     pub(super) blobs: Vec<Blob>,
     pub(super) answered: AtomicBool,
+    /// Others were taken with it and are handled after it: its answer may leave with theirs.
+    pub(super) more: bool,
 }
 
 impl Request {
@@ -79,10 +81,22 @@ impl Request {
 
     /// Answers. The second answer to a message, and one that nobody waits for, are dropped.
     pub fn reply(&self, kind: u8, payload: &Payload) -> Result<()> {
-        self.answer(kind, payload, true)
+        self.answer(kind, payload, if self.more { Haste::Held } else { Haste::Patient })
     }
 
-    fn answer(&self, kind: u8, payload: &Payload, patient: bool) -> Result<()> {
+    /// From the parts of an answer, in order. See [`Node::payload`](super::Node::payload).
+    pub fn payload<'a>(&self, parts: impl Iterator<Item = &'a [u8]>) -> Result<Payload> {
+        let borrows = match &self.origin {
+            Origin::Local => true,
+            Origin::Link(link) => link.borrows(),
+        };
+        match self.node.upgrade().filter(|_| borrows) {
+            Some(node) => node.payload(parts),
+            None => Payload::from_parts(parts),
+        }
+    }
+
+    fn answer(&self, kind: u8, payload: &Payload, haste: Haste) -> Result<()> {
         if self.call == 0 || self.answered.swap(true, Ordering::SeqCst) {
             return Ok(());
         }
@@ -95,8 +109,10 @@ impl Request {
             }
             Origin::Link(link) => {
                 let packed = payload.packed();
-                let packet = Packet::Reply { call: self.call, slot: self.slot, kind, parts: packed.parts };
-                link.send(&node, &packet, packed.segments, packed.memory, patient)
+                let memory = packed.memory.as_ref().map_or(0, Memory::id);
+                let packet =
+                    Packet::Reply { call: self.call, slot: self.slot, kind, parts: packed.parts, memory };
+                link.send(&node, &packet, packed.segments, packed.memory, haste)
             }
         }
     }
@@ -109,7 +125,7 @@ impl Request {
 impl Drop for Request {
     fn drop(&mut self) {
         // A caller that cannot be reached any more is told by its own side of the connection.
-        drop(self.answer(THROWN_AWAY, &Payload::default(), false));
+        drop(self.answer(THROWN_AWAY, &Payload::default(), Haste::Never));
     }
 }
 
@@ -202,12 +218,16 @@ impl Mailbox {
         }
         state.queue.push_back(delivery);
         let waiters = std::mem::take(&mut state.waiters);
-        if state.queue.len() == 1
-            && let Some(notifier) = &state.notify
-        {
+        let first = state.queue.len() == 1;
+        if first && let Some(notifier) = &state.notify {
             notifier.push(0);
         }
         drop(state);
+        if first {
+            node.lead().matters();
+        } else {
+            node.lead().can_wait();
+        }
         for waiter in &waiters {
             node.notify(waiter);
         }
@@ -247,14 +267,16 @@ impl Mailbox {
         if urgent { node.wait(limit, ready) } else { node.wait_aside(limit, ready) }
     }
 
-    /// Up to `most` messages of those that have arrived.
-    pub fn take(&self, most: usize) -> Vec<Delivery> {
+    /// Up to `most` messages of those that have arrived. `in_a_row` says that they are handled one after the other: then
+    /// the answer to one may leave with that to the next, though a millisecond later at the most.
+    pub fn take(&self, most: usize, in_a_row: bool) -> Vec<Delivery> {
         let mut state = self.state();
         let count = state.queue.len().min(most);
-        let taken: Vec<Delivery> = state.queue.drain(..count).collect();
-        for delivery in &taken {
+        let mut taken: Vec<Delivery> = state.queue.drain(..count).collect();
+        for (left, delivery) in (0..count).rev().zip(&mut taken) {
             if let Delivery::Call(request) = delivery {
                 state.bytes -= request.weight();
+                request.more = in_a_row && left > 0;
             }
         }
         if !state.queue.is_empty()

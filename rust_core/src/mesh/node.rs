@@ -3,8 +3,7 @@
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -12,14 +11,17 @@ use std::time::{Duration, Instant};
 use nix::sys::socket::{getsockopt, sockopt};
 use nix::unistd::geteuid;
 
+use super::chores::Chores;
 use super::far::Group;
 use super::gather::{Gather, Outcome};
 use super::lead::{Lead, Waiter};
-use super::link::{After, Link};
+use super::link::{After, Haste, Link};
 use super::mailbox::{Mailbox, Origin, Request};
+use super::memory::Pool;
 use super::packet::{Packet, VERSION};
-use super::payload::Payload;
+use super::payload::{Memory, Payload};
 use super::poller::Poller;
+use super::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::{Error, ErrorKind, Result};
 
 /// The "connection" of a process to itself.
@@ -72,6 +74,7 @@ pub(super) struct Shared {
     dialled: Mutex<HashMap<String, Arc<Link>>>,
     mailboxes: Mutex<HashMap<u64, Arc<Mailbox>>>,
     calls: Mutex<HashMap<u64, Weak<Gather>>>,
+    chores: Chores,
     me: Weak<Shared>,
 }
 
@@ -97,6 +100,18 @@ impl Shared {
         &self.dialled
     }
 
+    pub(super) const fn lead(&self) -> &Lead {
+        &self.lead
+    }
+
+    pub(super) const fn chores(&self) -> &Chores {
+        &self.chores
+    }
+
+    pub(super) const fn pool(&self) -> &Arc<Pool> {
+        &self.chores.pool
+    }
+
     pub(super) fn is_closing(&self) -> bool {
         self.closing.load(Ordering::SeqCst)
     }
@@ -106,11 +121,13 @@ impl Shared {
     }
 
     pub(super) fn wait(&self, limit: Option<Duration>, ready: impl FnMut() -> bool) -> bool {
+        self.let_go();
         let deadline = limit.map(|limit| Instant::now() + limit);
         self.lead.wait(deadline, ready, |left| self.poll(left))
     }
 
     pub(super) fn wait_aside(&self, limit: Option<Duration>, ready: impl FnMut() -> bool) -> bool {
+        self.let_go();
         Lead::wait_aside(limit.map(|limit| Instant::now() + limit), ready)
     }
 
@@ -137,6 +154,7 @@ impl Shared {
             // A stranger, or one too many, is hung up on before a byte of it is read.
             let known = getsockopt(&socket, sockopt::PeerCredentials)
                 .is_ok_and(|peer| peer.uid() == geteuid().as_raw());
+            self.lead.matters();
             if known && locked(&self.links).len() < MOST_LINKS {
                 // Where the kernel cannot watch it, it is dropped, and so its peer is told.
                 drop(self.join(socket, true));
@@ -187,8 +205,8 @@ impl Shared {
             return Err(Error::new(ErrorKind::Refused, DIAL, "it runs as another user"));
         }
         let link = self.join(socket, false)?;
-        let hello = Packet::Hello { version: VERSION, token: self.options.token.clone() };
-        link.send(self, &hello, Vec::new(), None, false)?;
+        let hello = Packet::Hello { version: VERSION, token: self.options.token.clone(), borrows: true };
+        link.send(self, &hello, Vec::new(), None, Haste::Never)?;
         Ok(link)
     }
 
@@ -199,6 +217,7 @@ impl Shared {
         self.poller.remove(&**link);
         locked(&self.links).remove(&link.id());
         locked(&self.dialled).retain(|_, dialled| dialled.id() != link.id());
+        self.pool().lose(link.id());
         let calls: Vec<Arc<Gather>> = locked(&self.calls).values().filter_map(Weak::upgrade).collect();
         for gather in calls {
             if gather.lose(self, link.id(), reason) {
@@ -230,6 +249,15 @@ impl Shared {
         Ok(mailbox)
     }
 
+    pub(super) fn payload<'a>(&self, parts: impl Iterator<Item = &'a [u8]>) -> Result<Payload> {
+        let payload = Payload::lent(parts, self.pool())?;
+        if payload.is_lent() && !self.pool().is_watched() {
+            // Where no more follows, it is to go back.
+            self.lead.remind(&self.poller);
+        }
+        Ok(payload)
+    }
+
     pub(super) fn complete(&self, link: u64, call: u64, slot: u32, outcome: Outcome) {
         let gather = locked(&self.calls).get(&call).and_then(Weak::upgrade);
         if let Some(gather) = gather
@@ -254,7 +282,7 @@ impl Shared {
             let link = locked(&self.links).get(id).cloned();
             if let Some(link) = link {
                 // A connection that ended meanwhile has nothing to cancel.
-                drop(link.send(self, &Packet::Cancel { call, actor }, Vec::new(), None, false));
+                drop(link.send(self, &Packet::Cancel { call, actor }, Vec::new(), None, Haste::Never));
             }
         }
     }
@@ -277,6 +305,7 @@ impl Shared {
                 place: target.place.clone(),
                 blobs: payload.blobs()?,
                 answered: false.into(),
+                more: false,
             };
             sent_to(LOCAL);
             return self.mailbox(actor)?.put(self, request, Instant::now() + self.options.send_limit);
@@ -289,10 +318,11 @@ impl Shared {
             method: method.to_owned(),
             place: target.place.clone(),
             parts: packed.parts,
+            memory: packed.memory.as_ref().map_or(0, Memory::id),
         };
         let link = self.link_to(&target.address)?;
         sent_to(link.id());
-        let sent = link.send(self, &packet, packed.segments.clone(), packed.memory.clone(), true);
+        let sent = link.send(self, &packet, packed.segments.clone(), packed.memory.clone(), Haste::Patient);
         let Err(error) = sent else { return Ok(()) };
         if error.kind() != ErrorKind::Closed {
             return Err(error);
@@ -302,7 +332,7 @@ impl Shared {
         self.lose(&link, "the process closed the connection");
         let link = self.link_to(&target.address)?;
         sent_to(link.id());
-        link.send(self, &packet, packed.segments, packed.memory, true)
+        link.send(self, &packet, packed.segments, packed.memory, Haste::Patient)
     }
 }
 
@@ -335,12 +365,15 @@ impl Node {
             dialled: Mutex::default(),
             mailboxes: Mutex::default(),
             calls: Mutex::default(),
+            chores: Chores::default(),
             me: me.clone(),
         });
         let serving = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("sky-monarch-io".to_owned())
-            .spawn(move || serving.lead.stand_in(&serving.closing, |limit| serving.poll(limit)))
+            .spawn(move || {
+                serving.lead.stand_in(&serving.closing, |limit| serving.poll(limit), || serving.do_chores());
+            })
             .map_err(|error| Error::io("start the I/O thread", error))?;
         Ok(Self { shared, thread: Mutex::new(Some(thread)) })
     }
@@ -353,6 +386,18 @@ impl Node {
     /// The mailbox of `actor`.
     pub fn mailbox(&self, actor: u64) -> Result<Arc<Mailbox>> {
         self.shared.mailbox(actor)
+    }
+
+    /// From the parts of one message for `targets`, in order.
+    pub fn payload<'a>(&self, targets: &[Target], parts: impl Iterator<Item = &'a [u8]>) -> Result<Payload> {
+        let folder = |address: &str| Path::new(address).parent().map(Path::to_owned);
+        let here = folder(&self.shared.address);
+        // Sockets of other folders are not of this mesh's processes: nobody there gives memory back.
+        if targets.iter().all(|target| folder(&target.address) == here) {
+            self.shared.payload(parts)
+        } else {
+            Payload::from_parts(parts)
+        }
     }
 
     /// The actor is gone for good: messages for it are answered as thrown away, and nothing of it is kept but that.

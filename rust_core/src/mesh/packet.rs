@@ -26,6 +26,8 @@ pub(super) enum Packet {
         version: u32,
         /// Secret of the mesh.
         token: String,
+        /// It gives memory back that it is lent. Who only passes messages on is sent sealed memory instead.
+        borrows: bool,
     },
     /// A message for an actor.
     #[serde(rename = "c")]
@@ -42,6 +44,8 @@ pub(super) enum Packet {
         place: String,
         /// Parts of the payload, in order.
         parts: Vec<Part>,
+        /// Names the shared memory in a [`Packet::Release`]; 0 where its sender does not want it back.
+        memory: u64,
     },
     /// The answer to one.
     #[serde(rename = "r")]
@@ -54,6 +58,8 @@ pub(super) enum Packet {
         kind: u8,
         /// Parts of the payload, in order.
         parts: Vec<Part>,
+        /// As in a call.
+        memory: u64,
     },
     /// Nobody waits for the answer any more.
     #[serde(rename = "x")]
@@ -108,5 +114,13 @@ pub(super) enum Packet {
     Over {
         /// In words.
         reason: String,
+    },
+    /// Nothing of this side looks at lent memory any more.
+    #[serde(rename = "l")]
+    Release {
+        /// As in the call or the reply.
+        memory: u64,
+        /// Nobody else may see it either: it may be filled again.
+        clean: bool,
     },
 }

@@ -2,9 +2,9 @@
 
 use std::ffi::c_void;
 use std::num::NonZeroUsize;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
@@ -12,6 +12,8 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use nix::sys::stat::fstat;
 
+use super::copying::in_parts;
+use super::memory::{LENT_FROM, Lease, Pool, forks, unseen_since};
 use super::packet::Part;
 use crate::{Error, ErrorKind, Result};
 
@@ -22,11 +24,15 @@ const ALIGN: usize = 64;
 /// Bytes of one message at the most.
 pub(super) const MOST_BYTES: usize = 1 << 40;
 
-/// A mapping of sealed memory, private to this process: writing to it copies the page.
-#[derive(Debug)]
+/// Told once when nothing of a lent mapping is left, and whether nobody can see its memory any more.
+pub(super) type Returns = Box<dyn Fn(bool) + Send + Sync>;
+
+/// A mapping of memory that another process has filled, private to this one: writing to it copies the page.
 struct Mapping {
     address: NonNull<c_void>,
     len: NonZeroUsize,
+    /// Where it is lent: whom to tell, and the process and its forks when it was mapped.
+    lent: Option<(Returns, u32, u64)>,
 }
 
 // SAFETY: the mapping is plain memory that this value alone owns; it has no tie to a thread.
@@ -34,10 +40,21 @@ unsafe impl Send for Mapping {}
 // SAFETY: as above; shared access only reads the pointer.
 unsafe impl Sync for Mapping {}
 
+impl std::fmt::Debug for Mapping {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Mapping").field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
 impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: `address` and `len` are those of the mmap below, and every user holds an Arc of this.
         let _ = unsafe { munmap(self.address, self.len.get()) };
+        if let Some((returns, pid, forks)) = &self.lent
+            && *pid == std::process::id()
+        {
+            returns(unseen_since(*forks));
+        }
     }
 }
 
@@ -97,25 +114,30 @@ impl Blob {
 
 /// Memory being filled by a sender, before anybody else sees it.
 #[derive(Debug)]
-pub struct Draft {
+pub(super) struct Draft {
     fd: OwnedFd,
-    at: usize,
 }
 
 impl Draft {
     /// Empty memory.
-    pub fn new() -> Result<Self> {
+    pub(super) fn new() -> Result<Self> {
         let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
         let fd = memfd_create(c"sky-monarch", flags).map_err(|error| Error::io(SHARE, error.into()))?;
-        Ok(Self { fd, at: 0 })
+        Ok(Self { fd })
     }
 
-    /// Appends a part. Written, not mapped: the kernel needs no page fault for it, and no zeroing.
-    pub fn append(&mut self, part: &[u8]) -> Result<(u64, u64)> {
-        let offset = self.at.next_multiple_of(ALIGN);
-        if offset + part.len() > MOST_BYTES {
-            return Err(Error::new(ErrorKind::TooLarge, SHARE, "the message is too large"));
-        }
+    /// Puts a part at `offset`. Written, not mapped: the kernel needs no page fault for it, and no zeroing.
+    pub(super) fn write(&self, offset: usize, part: &[u8]) -> Result<()> {
+        let failed = Mutex::new(None);
+        in_parts(part, |some, at| {
+            if let Err(error) = self.write_all(offset + at, some) {
+                *failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+            }
+        });
+        failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+    }
+
+    fn write_all(&self, offset: usize, part: &[u8]) -> Result<()> {
         let mut written = 0;
         while written < part.len() {
             let at = i64::try_from(offset + written).unwrap_or(i64::MAX);
@@ -125,12 +147,16 @@ impl Draft {
                 Err(error) => return Err(Error::io(SHARE, error.into())),
             }
         }
-        self.at = offset + part.len();
-        Ok((offset as u64, part.len() as u64))
+        Ok(())
+    }
+
+    /// As it is: to be sealed otherwise.
+    pub(super) fn into_fd(self) -> OwnedFd {
+        self.fd
     }
 
     /// Seals it: neither side can change or shrink it from here on.
-    pub fn seal(self) -> Result<OwnedFd> {
+    fn seal(self) -> Result<OwnedFd> {
         let seals =
             SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_WRITE | SealFlag::F_SEAL_SEAL;
         fcntl(&self.fd, FcntlArg::F_ADD_SEALS(seals)).map_err(|error| Error::io(SHARE, error.into()))?;
@@ -138,32 +164,65 @@ impl Draft {
     }
 }
 
-const SHARE: &str = "share memory";
+pub(super) const SHARE: &str = "share memory";
 
-/// The mapping of received memory. Refused where its sender could still change or shrink it.
-fn map(fd: &OwnedFd) -> Result<(Arc<Mapping>, usize)> {
+/// The mapping of received memory. Refused where it could shrink, or where others than its sender could write to it.
+fn map(fd: &OwnedFd, returns: Option<Returns>) -> Result<(Arc<Mapping>, usize)> {
     let io = |error: nix::errno::Errno| Error::io(SHARE, error.into());
-    let seals = fcntl(fd, FcntlArg::F_GET_SEALS).map_err(io)?;
-    let needed = (SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_WRITE).bits();
-    if seals & needed != needed {
+    let seals = SealFlag::from_bits_retain(fcntl(fd, FcntlArg::F_GET_SEALS).map_err(io)?);
+    let kept = SealFlag::F_SEAL_WRITE | SealFlag::F_SEAL_FUTURE_WRITE;
+    if !seals.contains(SealFlag::F_SEAL_SHRINK) || !seals.intersects(kept) {
         return Err(Error::new(ErrorKind::Protocol, SHARE, "the memory is not sealed"));
     }
     let size = usize::try_from(fstat(fd).map_err(io)?.st_size).unwrap_or(0);
     let len = NonZeroUsize::new(size)
         .ok_or_else(|| Error::new(ErrorKind::Protocol, SHARE, "the memory is empty"))?;
+    // Before it is mapped: a fork in between counts.
+    let lent = returns.map(|returns| (returns, std::process::id(), forks()));
     // SAFETY: a fresh mapping at an address of the kernel's choice; its seals say that it stays as long as it is.
     let address = unsafe {
         mmap(None, len, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, MapFlags::MAP_PRIVATE, fd, 0)
     }
     .map_err(io)?;
-    Ok((Arc::new(Mapping { address, len }), size))
+    Ok((Arc::new(Mapping { address, len, lent }), size))
+}
+
+/// Memory of a payload.
+#[derive(Clone, Debug)]
+pub(super) enum Memory {
+    /// Nobody ever changes it: gone when nobody has it any more.
+    Sealed(Arc<OwnedFd>),
+    /// Its sender wants it back.
+    Lent(Arc<Lease>),
+}
+
+impl Memory {
+    /// Raw number of its descriptor, for the kernel.
+    pub(super) fn raw(&self) -> RawFd {
+        match self {
+            Self::Sealed(fd) => fd.as_raw_fd(),
+            Self::Lent(lease) => lease.raw(),
+        }
+    }
+
+    /// What its receiver names when it has let go of it; 0 where nobody wants to know.
+    pub(super) fn id(&self) -> u64 {
+        self.lease().map_or(0, |lease| lease.id())
+    }
+
+    pub(super) fn lease(&self) -> Option<&Arc<Lease>> {
+        match self {
+            Self::Sealed(_) => None,
+            Self::Lent(lease) => Some(lease),
+        }
+    }
 }
 
 /// What travels: where each part is, the segments, and the memory beside them.
 pub(super) struct Packed {
     pub parts: Vec<Part>,
     pub segments: Vec<Bytes>,
-    pub memory: Option<Arc<OwnedFd>>,
+    pub memory: Option<Memory>,
 }
 
 /// A payload on its way out. Large parts are in shared memory already, small ones are copies.
@@ -171,28 +230,52 @@ pub(super) struct Packed {
 pub struct Payload {
     parts: Vec<Part>,
     segments: Vec<Bytes>,
-    memory: Option<Arc<OwnedFd>>,
+    memory: Option<Memory>,
 }
 
 impl Payload {
-    /// From the parts of one message, in order.
+    /// From the parts of one message, in order. Its memory is gone when nobody has it any more.
     pub fn from_parts<'a>(parts: impl Iterator<Item = &'a [u8]>) -> Result<Self> {
+        Self::build(parts, None)
+    }
+
+    /// The same, with memory that comes back to `pool` where there is much of it.
+    pub(super) fn lent<'a>(parts: impl Iterator<Item = &'a [u8]>, pool: &Arc<Pool>) -> Result<Self> {
+        Self::build(parts, Some(pool))
+    }
+
+    fn build<'a>(parts: impl Iterator<Item = &'a [u8]>, pool: Option<&Arc<Pool>>) -> Result<Self> {
         let mut payload = Self::default();
-        let mut draft = None;
+        let mut large: Vec<(usize, &[u8])> = Vec::new();
+        let mut end = 0_usize;
         for part in parts {
             if part.len() < SHARED_FROM {
                 payload.parts.push(Part::Segment);
                 payload.segments.push(Bytes::copy_from_slice(part));
                 continue;
             }
-            let draft = match &mut draft {
-                Some(draft) => draft,
-                None => draft.insert(Draft::new()?),
-            };
-            let (offset, len) = draft.append(part)?;
-            payload.parts.push(Part::Shared(offset, len));
+            let offset = end.next_multiple_of(ALIGN);
+            end = offset + part.len();
+            if end > MOST_BYTES {
+                return Err(Error::new(ErrorKind::TooLarge, SHARE, "the message is too large"));
+            }
+            payload.parts.push(Part::Shared(offset as u64, part.len() as u64));
+            large.push((offset, part));
         }
-        payload.memory = draft.map(Draft::seal).transpose()?.map(Arc::new);
+        if large.is_empty() {
+            return Ok(payload);
+        }
+        if let Some(pool) = pool.filter(|_| end >= LENT_FROM)
+            && let Some(lease) = pool.fill(&large, end)?
+        {
+            payload.memory = Some(Memory::Lent(lease));
+            return Ok(payload);
+        }
+        let draft = Draft::new()?;
+        for (offset, part) in large {
+            draft.write(offset, part)?;
+        }
+        payload.memory = Some(Memory::Sealed(Arc::new(draft.seal()?)));
         Ok(payload)
     }
 
@@ -200,18 +283,41 @@ impl Payload {
         Packed { parts: self.parts.clone(), segments: self.segments.clone(), memory: self.memory.clone() }
     }
 
+    /// True where it has memory that comes back.
+    pub(super) fn is_lent(&self) -> bool {
+        matches!(self.memory, Some(Memory::Lent(_)))
+    }
+
     /// The parts as a receiver of this process sees them.
     pub(super) fn blobs(&self) -> Result<Vec<Blob>> {
-        unpack(&self.parts, self.segments.clone(), self.memory.as_deref())
+        let segments = self.segments.clone();
+        match &self.memory {
+            None => unpack(&self.parts, segments, None, None),
+            Some(Memory::Sealed(fd)) => unpack(&self.parts, segments, Some(fd), None),
+            Some(Memory::Lent(lease)) => {
+                let held = Arc::clone(lease);
+                let returns = move |clean: bool| {
+                    if !clean {
+                        held.give_up()
+                    }
+                };
+                unpack(&self.parts, segments, lease.fd(), Some(Box::new(returns)))
+            }
+        }
     }
 }
 
-/// The parts of a frame that arrived. Checks every number that the peer gave.
-pub(super) fn unpack(parts: &[Part], segments: Vec<Bytes>, memory: Option<&OwnedFd>) -> Result<Vec<Blob>> {
+/// The parts of a frame that arrived. Checks every number that the peer gave. `returns` is told when its memory is free.
+pub(super) fn unpack(
+    parts: &[Part],
+    segments: Vec<Bytes>,
+    memory: Option<&OwnedFd>,
+    returns: Option<Returns>,
+) -> Result<Vec<Blob>> {
     let bad = |why: &str| Error::new(ErrorKind::Protocol, "read a message", why);
     let shared = parts.iter().any(|part| matches!(part, Part::Shared(..)));
     let mapped = match (shared, memory) {
-        (true, Some(fd)) => Some(map(fd)?),
+        (true, Some(fd)) => Some(map(fd, returns)?),
         (true, None) => return Err(bad("its shared memory is missing")),
         (false, _) => None,
     };
@@ -235,9 +341,4 @@ pub(super) fn unpack(parts: &[Part], segments: Vec<Bytes>, memory: Option<&Owned
         return Err(bad("there are more segments than parts"));
     }
     Ok(blobs)
-}
-
-/// Raw number of a descriptor, for the kernel.
-pub(super) fn raw(fd: &Arc<OwnedFd>) -> i32 {
-    fd.as_raw_fd()
 }

@@ -28,6 +28,7 @@ const TOGETHER: usize = 64 * 1024;
 const LONGEST_FOLDER: usize = 100;
 
 const MEET: &str = "trust a gateway";
+const ENDED: &str = "its end of the connection has ended";
 
 /// Another gateway, connected.
 #[derive(Debug)]
@@ -95,9 +96,9 @@ impl Peer {
             Hop::Hello { .. } if !allowed => {
                 Err(format!("its certificate is of {certificate:?}, which has no business here"))
             }
-            Hop::Hello { protocol, version, folder, host } => {
-                check(inner, protocol, &version, &folder).map(|()| (folder, host))
-            }
+            Hop::Hello { protocol, version, folder, host } => check(inner, protocol, &version, &folder)
+                .and_then(|()| inner.is_free(&certificate, &folder))
+                .map(|()| (folder, host)),
             Hop::Refused { reason } => return Err(refused(reason)),
             _ => return Err(Error::new(ErrorKind::Protocol, MEET, "it did not begin with a hello")),
         };
@@ -216,8 +217,10 @@ async fn hear(inner: Arc<Inner>, peer: Arc<Peer>, mut reader: FrameReader<impl A
         loop {
             match timeout(SILENCE, reader.read()).await {
                 Err(_) => return format!("nothing was heard of it for {} s", SILENCE.as_secs()),
+                // A process that is killed takes no leave, neither of TLS.
+                Ok(Err(error)) if error.kind() == ErrorKind::Closed => return ENDED.to_owned(),
                 Ok(Err(error)) => return error.to_string(),
-                Ok(Ok(None)) => return "it closed the connection".to_owned(),
+                Ok(Ok(None)) => return ENDED.to_owned(),
                 Ok(Ok(Some(frame))) => {
                     if let Err(error) = inner.hop(&peer, frame) {
                         return error.to_string();

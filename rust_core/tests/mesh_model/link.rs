@@ -1,0 +1,122 @@
+//! A connection between two nodes of the model: what is sent is in the other one's inbox, in order.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, OnceLock, Weak};
+
+use bytes::Bytes;
+
+use crate::mailbox::{Mailbox, Request};
+use crate::node::{Event, Shared};
+use crate::packet::Packet;
+use crate::payload::Memory;
+use crate::sync::{AtomicBool, Mutex, Ordering};
+use crate::{Error, ErrorKind, Result};
+
+/// As the node's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Haste {
+    Patient,
+    Held,
+    Never,
+}
+
+/// What has come and is not handed on.
+#[derive(Debug, Default)]
+pub struct In {
+    /// A message whose mailbox has no room.
+    pub stalled: Option<(Arc<Mailbox>, Request)>,
+    /// What has come behind it.
+    pub unread: VecDeque<Event>,
+}
+
+/// One end: it is read by its own node, and writes to the other end's.
+#[derive(Debug)]
+pub struct Link {
+    id: u64,
+    /// Node and link at the other end.
+    peer: OnceLock<(Weak<Shared>, Weak<Link>)>,
+    dead: AtomicBool,
+    pub input: Mutex<In>,
+    held: Mutex<Vec<Event>>,
+}
+
+impl Link {
+    pub fn new(id: u64) -> Self {
+        Self {
+            id,
+            peer: OnceLock::new(),
+            dead: AtomicBool::new(false),
+            input: Mutex::new(In::default()),
+            held: Mutex::new(Vec::new()),
+        }
+    }
+
+    pub fn join(&self, node: &Arc<Shared>, link: &Arc<Self>) {
+        self.peer.set((Arc::downgrade(node), Arc::downgrade(link))).expect("joined once");
+    }
+
+    pub const fn id(&self) -> u64 {
+        self.id
+    }
+
+    pub const fn borrows(&self) -> bool {
+        false
+    }
+
+    pub fn end(&self) {
+        self.dead.store(true, Ordering::SeqCst);
+    }
+
+    pub fn send(
+        self: &Arc<Self>,
+        node: &Shared,
+        packet: &Packet,
+        segments: Vec<Bytes>,
+        _memory: Option<Memory>,
+        haste: Haste,
+    ) -> Result<()> {
+        if self.dead.load(Ordering::SeqCst) {
+            return Err(Error::new(ErrorKind::Closed, "send", "the connection has ended"));
+        }
+        let (_, link) = self.peer.get().expect("joined");
+        let Some(link) = link.upgrade() else { return Ok(()) };
+        let mut held = self.held.lock().expect("no panic");
+        held.push(Event { link, packet: Some(packet.clone()), segments });
+        let first = held.len() == 1;
+        if haste == Haste::Held {
+            drop(held);
+            if !first || node.hold(self) {
+                return Ok(());
+            }
+            held = self.held.lock().expect("no panic");
+        }
+        self.write(held.drain(..));
+        Ok(())
+    }
+
+    /// Sends what is held back.
+    pub fn let_go(&self) {
+        let mut held = self.held.lock().expect("no panic");
+        self.write(held.drain(..));
+    }
+
+    /// The other end of it.
+    pub fn peer_link(&self) -> Arc<Self> {
+        self.peer.get().and_then(|(_, link)| link.upgrade()).expect("joined")
+    }
+
+    /// The process at this end has ended.
+    pub fn hang_up(&self) {
+        let (_, link) = self.peer.get().expect("joined");
+        if let Some(link) = link.upgrade() {
+            self.write(std::iter::once(Event { link, packet: None, segments: Vec::new() }));
+        }
+    }
+
+    fn write(&self, events: impl Iterator<Item = Event>) {
+        let (node, _) = self.peer.get().expect("joined");
+        if let Some(node) = node.upgrade() {
+            events.for_each(|event| node.poller.deliver(event));
+        }
+    }
+}
