@@ -12,4 +12,11 @@ EXAMPLES = [
         "test_actor_examples.py::test_the_work_goes_on_after_a_rank_was_lost_and_comes_out_right",
         "adders.load gave no answer",
     ),
+    replaced(
+        "actors/far_host.py",
+        "            try:\n                proc.on_end(proc)\n            finally:\n                proc.ended.set()\n",
+        "            proc.ended.set()\n",
+        "test_actor_examples.py::test_two_hosts_play_a_game_and_one_loses_a_player",
+        "one event a failure",
+    ),
 ]
