@@ -12,7 +12,7 @@ _AGAIN = "        self._make_again(ranks, end)\n"
 ACTORS = [
     replaced(
         "actors/owned.py",
-        "            self.ends[rank] = (time.monotonic(), failure)\n",
+        "            self.ends.update(dict.fromkeys(ranks, (time.monotonic(), failure)))\n",
         "",
         f"{_ENDS}test_a_pending_call_to_the_dead_fails_at_once_and_says_who_died_how",
         "trainer[1] is dead: the process",
