@@ -179,7 +179,8 @@ fn a_large_part_arrives_in_memory_of_its_own_and_comes_back() {
     let payload = Payload::from_parts([&b"small"[..], &large].into_iter()).expect("a payload");
     let gather = caller.call(&to(&[&b]), 1, "large", &payload, false).expect("sent");
     assert!(gather.wait(LIMIT));
-    let Outcome::Answer { kind: VALUE, blobs } = &gather.take()[0].outcome else { panic!("no value") };
+    let answer = gather.take().remove(0);
+    let Outcome::Answer { kind: VALUE, blobs } = &answer.outcome else { panic!("{answer:?}") };
     // SAFETY: as above.
     assert!(unsafe { std::slice::from_raw_parts(blobs[0].as_ptr(), blobs[0].len()) } == large);
     serving.join().expect("it ends");
