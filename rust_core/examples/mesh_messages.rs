@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sky_monarch_core::mesh::{Delivery, Gather, Mailbox, Node, NodeOptions, Payload, Target, VALUE};
+use sky_monarch_core::mesh::{Delivery, Gather, Mailbox, Node, NodeOptions, Target, VALUE};
 
 const WINDOW: usize = 100;
 const LIMIT: Option<Duration> = Some(Duration::from_secs(60));
