@@ -59,7 +59,7 @@ class Attached:
 
         Args:
             procs: Those that are wanted.
-            spares: Processes that stand by on this host, for those of this host.
+            spares: Processes of this host that stand by, for the first of its own among them.
 
         Raises:
             LaunchError: A host is lost, or could not start them.

@@ -103,7 +103,7 @@ class Owned:
             reason=describe_status(status) if status >= 0 else "lost with the process that started it",
             last_lines=tuple(proc.lines),
         )
-        self._tell((rank,), proc, failure)
+        self._report((rank,), proc, failure)
 
     def _host_lost(self, procs: list[Proc], reason: str) -> None:
         """One report for all of them: it is one thing that has happened."""
@@ -119,9 +119,9 @@ class Owned:
             pid=0,
             reason=reason,
         )
-        self._tell(ranks, self.procs[ranks[0]], failure)
+        self._report(ranks, procs[0], failure)
 
-    def _tell(self, ranks: tuple[int, ...], proc: Proc, failure: MeshFailure) -> None:
+    def _report(self, ranks: tuple[int, ...], proc: Proc, failure: MeshFailure) -> None:
         with self.changed:
             self.ends.update(dict.fromkeys(ranks, (time.monotonic(), failure)))
             self.changed.notify_all()

@@ -97,8 +97,15 @@ impl Delivery {
             locked(&self.owed).open(call, to.iter().map(|(_, slot, _)| *slot), gather);
         }
         for (name, slot, place) in to {
-            let packet =
-                Packet::Call { call, slot, actor, method: method.clone(), place, parts: parts.clone(), memory: 0 };
+            let packet = Packet::Call {
+                call,
+                slot,
+                actor,
+                method: method.clone(),
+                place,
+                parts: parts.clone(),
+                memory: 0,
+            };
             let frame = Frame { segments: segments.clone(), ..Frame::from_message(&packet)? };
             if let Err(error) = self.deliver(receivers, &name, (call, slot), &frame, memory.as_ref()).await {
                 let out = locked(&self.owed).gone(call, &[slot], error.message());
@@ -152,7 +159,8 @@ impl Delivery {
         if peer.uid() != nix::unistd::geteuid().as_raw() {
             return Err(Error::new(ErrorKind::Refused, DELIVER, "it runs as another user"));
         }
-        let hello = Packet::Hello { version: VERSION, token: self.inner.options.token.clone(), borrows: false };
+        let hello =
+            Packet::Hello { version: VERSION, token: self.inner.options.token.clone(), borrows: false };
         socket::send(&socket, &Frame::from_message(&hello)?, None).await.map_err(|unsent| unsent.error)?;
         let receiver =
             Receiver { number: self.next.fetch_add(1, Ordering::Relaxed), socket: Arc::clone(&socket) };

@@ -89,10 +89,8 @@ async fn begin(inner: &Inner, reader: &mut Reader) -> Result<String> {
     const BEGIN: &str = "let a process in";
     let closed = || Error::new(ErrorKind::Closed, BEGIN, "it closed the connection");
     let (hello, _) = reader.read().await?.ok_or_else(closed)?;
+    // Descriptors may have come with it already: they belong to a message right behind it.
     check_hello(&hello, &inner.options.token)?;
-    if reader.has_descriptors() {
-        return Err(Error::new(ErrorKind::Protocol, BEGIN, "it sent descriptors"));
-    }
     match reader.read().await?.ok_or_else(closed)? {
         (Packet::Far { folder }, _) => Ok(folder),
         _ => Err(Error::new(ErrorKind::Protocol, BEGIN, "it names no host")),

@@ -105,11 +105,6 @@ impl Reader {
         }
     }
 
-    /// Descriptors that have come and are not taken.
-    pub(super) fn has_descriptors(&self) -> bool {
-        !self.fds.is_empty()
-    }
-
     /// The memory that goes with a frame of `parts`.
     pub(super) fn memory(&mut self, parts: &[Part]) -> Result<Option<OwnedFd>> {
         if !parts.iter().any(|part| matches!(part, Part::Shared(..))) {
