@@ -11,7 +11,7 @@ import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any
 
 import structlog
 import uvicorn
@@ -28,21 +28,11 @@ from sky_monarch.controller.plans import Plans
 from sky_monarch.controller.rebuild import open_journal
 from sky_monarch.controller.settings import Settings, load_settings
 from sky_monarch.errors import ConfigError, SkyMonarchError
+from sky_monarch.service_log import configure_log
 
 _log = structlog.get_logger()
 
 _DRAIN_S = 2
-
-
-class _Log:
-    """Standard error, which may be a file on a full disk: what cannot be said is not worth a controller."""
-
-    def write(self, text: str) -> None:
-        with contextlib.suppress(OSError):
-            os.write(2, text.encode(errors="replace"))
-
-    def flush(self) -> None:
-        pass
 
 
 class _Server(uvicorn.Server):
@@ -59,15 +49,7 @@ def main(argv: list[str]) -> int:
     Returns:
         0, 2 for a configuration that cannot be used, 1 for all else.
     """
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ],
-        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _Log())),
-    )
+    configure_log()
     if len(argv) != 2:
         _log.error("usage", expected="python -m sky_monarch.controller CONFIG.json")
         return 2

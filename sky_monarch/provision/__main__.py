@@ -5,7 +5,6 @@ Where the head is a cluster, it is the launcher: a process on its own, which kee
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import signal
@@ -14,7 +13,6 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
-from typing import TextIO, cast
 
 import structlog
 
@@ -25,19 +23,9 @@ from sky_monarch.provision.provider import Provider
 from sky_monarch.provision.provisioner import Provisioner
 from sky_monarch.provision.requests import Requests
 from sky_monarch.provision.settings import Settings, load_settings
+from sky_monarch.service_log import configure_log
 
 _log = structlog.get_logger()
-
-
-class _Log:
-    """Standard error, which may be a file on a full disk: what cannot be said is not worth a provisioner."""
-
-    def write(self, text: str) -> None:
-        with contextlib.suppress(OSError):
-            os.write(2, text.encode(errors="replace"))
-
-    def flush(self) -> None:
-        pass
 
 
 def main(argv: list[str]) -> int:
@@ -47,15 +35,7 @@ def main(argv: list[str]) -> int:
         0, 2 for a configuration that cannot be used, 70 for a defect.
     """
     os.dup2(2, 1)  # what SkyPilot prints is for the log
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ],
-        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _Log())),
-    )
+    configure_log()
     if len(argv) != 2:
         _log.error("usage", expected="python -m sky_monarch.provision CONFIG.json")
         return 2

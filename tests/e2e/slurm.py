@@ -227,6 +227,9 @@ class Slurm:
 
     def node_state(self, node: str) -> str:
         """``idle``, ``mixed``, ``allocated``, ``down*``, …"""
+        # Slurm 22.05 counts a node's processors anew for `scontrol show`. `sinfo` shows the last count: "mixed" for
+        # good after a job that ended in the wrong second.
+        self.command("scontrol", "show", "node", node)
         return self.command("sinfo", "--noheader", "--nodes", node, "--format", "%T").split("\n")[0].strip()
 
     def wait_for_node(self, node: str, *states: str, within_s: float = 60) -> None:

@@ -16,12 +16,12 @@ ALLOWED = {
     "config": {"gpus"},
     "launch": {"config", "gpus"},
     # The launcher of a head that is a cluster keeps itself, as an agent does.
-    "provision": {"launch", "config", "keeper"},
+    "provision": {"launch", "config", "keeper", "service_log"},
     # Who launches beyond this machine makes the run's certificates.
     "sdk": {"launch", "config", "actors"},
     # The hidden commands only hand their arguments on to the process modules.
     "cli": {"sdk", "config", "launch", "doctor", "gpus", "tracebacks", "agent", "controller", "lighthouse"},
-    "controller": {"launch", "config", "gpus", "tracebacks", "actors", "_core"},
+    "controller": {"launch", "config", "gpus", "service_log", "tracebacks", "actors", "_core"},
     "actors": {"_core"},
     "actor": {"actors"},
     "rdma": {"actors"},
@@ -31,6 +31,7 @@ ALLOWED = {
     "head": {"enrolment", "launch"},
     "keeper": set(),
     "notice": set(),
+    "service_log": set(),
     "lighthouse": {"_core"},
     "stacks": set(),
     "standby": {"stacks"},
