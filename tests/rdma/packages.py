@@ -64,8 +64,11 @@ class Packages:
         self._folder.mkdir(parents=True)
         with tempfile.TemporaryDirectory(dir=self._folder) as temporary:
             fetched = Path(temporary)
-            _update()
-            kernel = _kernel_package()
+            try:
+                kernel = _kernel_package()
+            except UnavailableError:
+                _update()
+                kernel = _kernel_package()
             for package in (kernel, "busybox-static", *_LIBRARIES):
                 _run(["apt-get", "download", "--quiet", package], fetched, f"the package {package}")
             for archive in fetched.glob("*.deb"):
