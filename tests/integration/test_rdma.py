@@ -26,9 +26,6 @@ from tests.support.rdma_owner import SECRET, Owner, pattern
 
 MIB = 1 << 20
 PATHS = ["cma", "shm", "tcp"]
-if "SKY_MONARCH_TEST_IBVERBS" in os.environ:
-    # In the machines of `make test-rdma`, which have an RDMA device.
-    PATHS = ["ibverbs"]
 
 
 @pytest.fixture

@@ -79,7 +79,10 @@ def _one_guest(packages: Packages, tests: Path, folder: Path) -> Guest:
         commands.append(f'[ "$code" = 101 ] || {unfound}')
         commands.append(f'echo "the defect {mutant} was found"')
     guest = Guest("alone", packages, folder, script(_environment(packages, 1, "d0"), commands))
-    guest.wait(_LIMIT_S)
+    try:
+        guest.wait(_LIMIT_S)
+    finally:
+        guest.kill()
     return guest
 
 

@@ -64,7 +64,11 @@ class Packages:
         self._folder.mkdir(parents=True)
         with tempfile.TemporaryDirectory(dir=self._folder) as temporary:
             fetched = Path(temporary)
-            kernel = _kernel_package()
+            try:
+                kernel = _kernel_package()
+            except UnavailableError:
+                _update()
+                kernel = _kernel_package()
             for package in (kernel, "busybox-static", *_LIBRARIES):
                 _run(["apt-get", "download", "--quiet", package], fetched, f"the package {package}")
             for archive in fetched.glob("*.deb"):
@@ -161,6 +165,11 @@ def _in_order(found: dict[str, bytes]) -> list[str]:
     if "rdma_rxe" not in ordered:
         raise UnavailableError("this kernel has no rdma_rxe (Debian's cloud kernel has none)")
     return ordered
+
+
+def _update() -> None:
+    """Without it the lists may be empty, or name what is no longer there; where it fails, what follows says so."""
+    subprocess.run(["apt-get", "update", "--quiet"], capture_output=True, timeout=_DOWNLOAD_S, check=False)
 
 
 def _kernel_package() -> str:
