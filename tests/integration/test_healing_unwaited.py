@@ -54,7 +54,10 @@ def healed(run: HealingJob, **more: Any) -> dict[str, Any]:
     first[0].kill()
     first[0].wait(LIMIT_S)
     # TorchFT's lighthouse hears of the death by silence: that is waited for by all, and is over.
-    run.await_commit(1, 2 + max(line["step"] for line in run.events(1, "commit")))
+    # One of them may have committed the step in which it happened alone: the other heals from it first.
+    reached = max(line["step"] for line in run.events(1, "commit"))
+    for survivor in (1, 2):
+        run.await_commit(survivor, reached + 2)
     run.begin(0, 2, **options)
     eventually(
         lambda: len(run.events(0, "commit", 2)) >= 3,
@@ -80,15 +83,13 @@ def heal_of(run: HealingJob) -> tuple[float, dict[int, float]]:
 
 
 def assert_equal(run: HealingJob, members: list[tuple[int, int]]) -> None:
-    """After every commit all have the same bits; and of each member some commit can be compared with another's."""
+    """After every commit all have the same bits. While others heal, one may commit a step alone."""
     found: dict[int, dict[tuple[int, int], tuple[str, str]]] = {}
     for member in members:
         for line in run.events(member[0], "commit", member[1]):
             found.setdefault(line["step"], {})[member] = (line["digest"], line["moments"])
     assert {step: bits for step, bits in found.items() if len(set(bits.values())) != 1} == {}
-    compared = {member for bits in found.values() if len(bits) > 1 for member in bits}
-    assert compared >= {member for bits in found.values() for member in bits if len(bits) == 1}
-    assert len(compared) > 1
+    assert sum(len(bits) > 1 for bits in found.values()) > 5, "some were compared"
 
 
 def test_nobody_waits_for_a_group_that_heals_and_all_end_bit_equal(job: Callable[..., HealingJob]) -> None:
@@ -139,12 +140,17 @@ def test_groups_that_are_killed_while_one_heals_end_bit_equal(job: Callable[...,
         child.wait(LIMIT_S)
         alive[victim] = (generation + 1, run.begin(victim, generation + 1, **options))
         members.append((victim, generation + 1))
-    for replica, (generation, _) in alive.items():
-        eventually(
-            lambda replica=replica, generation=generation: run.events(replica, "commit", generation),
-            within_s=LIMIT_S,
-            what=f"replica {replica} commits; {run.zygote.log()[-3000:]}",
-        )
+    last = [(replica, generation) for replica, (generation, _) in alive.items()]
+    eventually(
+        lambda: set.intersection(
+            *(
+                {line["step"] for line in run.events(replica, "commit", generation)}
+                for replica, generation in last
+            )
+        ),
+        within_s=LIMIT_S,
+        what=f"all commit one step; {run.zygote.log()[-3000:]}",
+    )
     for _, child in alive.values():
         child.kill()
     follows = [line for member in members for line in run.events(member[0], "follows", member[1])]

@@ -318,7 +318,7 @@ mod tests {
             segment(HUGE_PAGE / 2 + HUGE_PAGE + 64, HUGE_PAGE),
             segment(9 * HUGE_PAGE + 1, HUGE_PAGE),
         ];
-        assert_eq!(huge_runs(&parts), [segment(5 * HUGE_PAGE, HUGE_PAGE), segment(HUGE_PAGE, HUGE_PAGE)]);
+        assert_eq!(huge_runs(&parts), [segment(HUGE_PAGE, HUGE_PAGE), segment(5 * HUGE_PAGE, HUGE_PAGE)]);
     }
 
     #[test]
