@@ -11,10 +11,9 @@ use std::time::{Duration, Instant};
 use nix::sys::socket::{getsockopt, sockopt};
 use nix::unistd::geteuid;
 
-use super::chores::Chores;
 use super::gather::{Gather, Outcome};
 use super::lead::{Lead, Waiter};
-use super::link::{After, Haste, Link};
+use super::link::{After, Link};
 use super::mailbox::{Mailbox, Origin, Request};
 use super::memory::Pool;
 use super::packet::{Packet, VERSION};
@@ -72,7 +71,7 @@ pub(super) struct Shared {
     dialled: Mutex<HashMap<String, Arc<Link>>>,
     mailboxes: Mutex<HashMap<u64, Arc<Mailbox>>>,
     calls: Mutex<HashMap<u64, Weak<Gather>>>,
-    chores: Chores,
+    pool: Arc<Pool>,
     me: Weak<Shared>,
 }
 
@@ -93,12 +92,8 @@ impl Shared {
         &self.lead
     }
 
-    pub(super) const fn chores(&self) -> &Chores {
-        &self.chores
-    }
-
     pub(super) const fn pool(&self) -> &Arc<Pool> {
-        &self.chores.pool
+        &self.pool
     }
 
     pub(super) fn is_closing(&self) -> bool {
@@ -110,13 +105,11 @@ impl Shared {
     }
 
     pub(super) fn wait(&self, limit: Option<Duration>, ready: impl FnMut() -> bool) -> bool {
-        self.let_go();
         let deadline = limit.map(|limit| Instant::now() + limit);
         self.lead.wait(deadline, ready, |left| self.poll(left))
     }
 
     pub(super) fn wait_aside(&self, limit: Option<Duration>, ready: impl FnMut() -> bool) -> bool {
-        self.let_go();
         Lead::wait_aside(limit.map(|limit| Instant::now() + limit), ready)
     }
 
@@ -185,13 +178,13 @@ impl Shared {
         }
         let link = self.join(socket, false)?;
         let hello = Packet::Hello { version: VERSION, token: self.options.token.clone(), borrows: true };
-        link.send(self, &hello, Vec::new(), None, Haste::Never)?;
+        link.send(self, &hello, Vec::new(), None, false)?;
         dialled.insert(address.to_owned(), Arc::clone(&link));
         Ok(link)
     }
 
     /// A connection is over: every answer that was to come over it has failed.
-    pub(super) fn lose(&self, link: &Arc<Link>, reason: &str) {
+    fn lose(&self, link: &Arc<Link>, reason: &str) {
         tracing::debug!(link = link.id(), reason, "a connection between actors is over");
         link.end();
         self.poller.remove(&**link);
@@ -262,7 +255,7 @@ impl Shared {
             let link = locked(&self.links).get(id).cloned();
             if let Some(link) = link {
                 // A connection that ended meanwhile has nothing to cancel.
-                drop(link.send(self, &Packet::Cancel { call, actor }, Vec::new(), None, Haste::Never));
+                drop(link.send(self, &Packet::Cancel { call, actor }, Vec::new(), None, false));
             }
         }
     }
@@ -285,7 +278,6 @@ impl Shared {
                 place: target.place.clone(),
                 blobs: payload.blobs()?,
                 answered: false.into(),
-                more: false,
             };
             sent_to(LOCAL);
             return self.mailbox(actor)?.put(self, request, Instant::now() + self.options.send_limit);
@@ -302,7 +294,7 @@ impl Shared {
         };
         let link = self.link_to(&target.address)?;
         sent_to(link.id());
-        let sent = link.send(self, &packet, packed.segments.clone(), packed.memory.clone(), Haste::Patient);
+        let sent = link.send(self, &packet, packed.segments.clone(), packed.memory.clone(), true);
         let Err(error) = sent else { return Ok(()) };
         if error.kind() != ErrorKind::Closed {
             return Err(error);
@@ -312,7 +304,7 @@ impl Shared {
         self.lose(&link, "the process closed the connection");
         let link = self.link_to(&target.address)?;
         sent_to(link.id());
-        link.send(self, &packet, packed.segments, packed.memory, Haste::Patient)
+        link.send(self, &packet, packed.segments, packed.memory, true)
     }
 }
 
@@ -344,14 +336,14 @@ impl Node {
             dialled: Mutex::default(),
             mailboxes: Mutex::default(),
             calls: Mutex::default(),
-            chores: Chores::default(),
+            pool: Arc::default(),
             me: me.clone(),
         });
         let serving = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("sky-monarch-io".to_owned())
             .spawn(move || {
-                serving.lead.stand_in(&serving.closing, |limit| serving.poll(limit), || serving.do_chores());
+                serving.lead.stand_in(&serving.closing, |limit| serving.poll(limit), || serving.pool.tidy());
             })
             .map_err(|error| Error::io("start the I/O thread", error))?;
         Ok(Self { shared, thread: Mutex::new(Some(thread)) })
