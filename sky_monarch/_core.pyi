@@ -200,7 +200,7 @@ class ActorMailbox:
     """The queue of one actor, bounded: where it is full, its senders' connections are not read."""
 
     def recv(
-        self, timeout_s: float | None = None, most: int = 64, urgent: bool = True, in_a_row: bool = False
+        self, timeout_s: float | None = None, most: int = 64, urgent: bool = True
     ) -> list[ActorRequest | tuple[int, int]]:
         """Wait for messages and take up to ``most``. A pair is the key of a message whose answer nobody wants any more.
 
@@ -208,8 +208,6 @@ class ActorMailbox:
             timeout_s: Seconds; None waits for ever.
             most: Messages.
             urgent: This thread reads the sockets itself while it waits.
-            in_a_row: They are handled one after the other, so that the answer to one may leave with that to the next;
-                a millisecond later at the most.
 
         Returns:
             Empty when time is up, or when the mailbox is closed.

@@ -27,7 +27,7 @@ fn node(folder: &Path, name: &str) -> Node {
 fn serve(mailbox: &Mailbox) {
     while !mailbox.is_closed() {
         mailbox.wait(LIMIT, true);
-        for delivery in mailbox.take(64, true) {
+        for delivery in mailbox.take(64) {
             if let Delivery::Call(request) = delivery {
                 let body = request.blobs()[0].bytes().cloned().unwrap_or_default();
                 let answer = request.payload([&body[..]].into_iter()).expect("a payload");

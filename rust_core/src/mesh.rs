@@ -13,7 +13,6 @@
 //! ends run as the same user. Queues are bounded: a full mailbox stops the reading of those connections alone whose
 //! calls it has no room for.
 
-mod chores;
 mod copying;
 mod far;
 mod gateway;

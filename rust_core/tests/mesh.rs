@@ -31,7 +31,7 @@ fn echo(mailbox: Arc<Mailbox>) -> std::thread::JoinHandle<usize> {
         let mut count = 0;
         while !mailbox.is_closed() {
             mailbox.wait(LIMIT, true);
-            for delivery in mailbox.take(64, true) {
+            for delivery in mailbox.take(64) {
                 if let Delivery::Call(request) = delivery {
                     let bytes = request.blobs()[0].bytes().cloned().unwrap_or_default();
                     request.reply(VALUE, &body(&bytes)).expect("an answer");
@@ -144,7 +144,7 @@ fn a_full_mailbox_slows_its_sender_and_nobody_else_and_loses_nothing() {
         let mut expected = 0;
         while expected < many {
             assert!(slow.wait(LIMIT, true), "all of it arrives: {expected}");
-            let taken = slow.take(64, true);
+            let taken = slow.take(64);
             assert!(taken.len() <= 1024, "bounded");
             for delivery in taken {
                 let Delivery::Call(request) = delivery else { continue };
@@ -203,7 +203,7 @@ fn a_large_part_goes_through_sealed_memory_and_leaves_no_descriptor() {
         a.send(&to(&b), 1, "large", &payload).expect("sent");
         drop(payload);
         assert!(mailbox.wait(LIMIT, true));
-        let Some(Delivery::Call(request)) = mailbox.take(1, false).pop() else { panic!("a call") };
+        let Some(Delivery::Call(request)) = mailbox.take(1).pop() else { panic!("a call") };
         let blobs = request.blobs();
         assert_eq!(blobs.iter().map(|blob| blob.len()).collect::<Vec<_>>(), [5, large.len(), 0, large.len()]);
         assert!(blobs[1].is_shared() && blobs[3].is_shared());
@@ -211,32 +211,5 @@ fn a_large_part_goes_through_sealed_memory_and_leaves_no_descriptor() {
         let seen = unsafe { std::slice::from_raw_parts(blobs[3].as_ptr(), blobs[3].len()) };
         assert_eq!(seen, large);
         assert_eq!(open(), 0, "it is mapped, and closed");
-    }
-}
-
-#[test]
-fn an_answer_that_is_held_back_for_the_next_one_leaves_though_that_takes_long() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let (a, b) = (node(folder.path(), "a"), node(folder.path(), "b"));
-    let mailbox = b.mailbox(1).expect("a mailbox");
-    for _ in 0..50 {
-        let calls: Vec<_> =
-            (0..3).map(|_| a.call(&to(&b), 1, "work", &body(b"x"), false).expect("sent")).collect();
-        let mut taken = Vec::new();
-        while taken.len() < calls.len() {
-            assert!(mailbox.wait(LIMIT, true));
-            taken.extend(mailbox.take(64, true));
-        }
-        for (call, delivery) in calls.iter().zip(&taken) {
-            let Delivery::Call(request) = delivery else { panic!("a call") };
-            request.reply(VALUE, &body(b"done")).expect("answered");
-            // This thread is at work now, and does nothing for the mesh until it is done.
-            let started = Instant::now();
-            assert_eq!(bytes_of(call), b"done");
-            assert!(
-                started.elapsed() < Duration::from_secs(1),
-                "its answer does not wait for the next one's"
-            );
-        }
     }
 }

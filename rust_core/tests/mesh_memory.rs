@@ -34,7 +34,7 @@ fn send(from: &Node, to: &Node, byte: u8) {
 
 fn take(mailbox: &Mailbox) -> Request {
     assert!(mailbox.wait(LIMIT, true), "it arrives");
-    let Some(Delivery::Call(request)) = mailbox.take(1, false).pop() else { panic!("a call") };
+    let Some(Delivery::Call(request)) = mailbox.take(1).pop() else { panic!("a call") };
     request
 }
 

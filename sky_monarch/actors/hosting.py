@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["STOP", "Hosted"]
 
 STOP = "__stop__"
-#: Messages taken at a time.
-_BATCH = 64
 SUPERVISE = "__supervise__"
 
 
@@ -127,7 +125,7 @@ class Hosted:
     def _serve(self) -> None:
         recv = self.mailbox.recv
         while True:
-            messages = recv(None, _BATCH, True, True)
+            messages = recv()
             if not messages and self.mailbox.closed:
                 return
             for request in messages:

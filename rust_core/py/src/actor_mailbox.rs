@@ -25,18 +25,17 @@ impl ActorMailbox {
 
 #[pymethods]
 impl ActorMailbox {
-    #[pyo3(signature = (timeout_s=None, most=64, urgent=true, in_a_row=false))]
+    #[pyo3(signature = (timeout_s=None, most=64, urgent=true))]
     fn recv<'py>(
         &self,
         py: Python<'py>,
         timeout_s: Option<f64>,
         most: usize,
         urgent: bool,
-        in_a_row: bool,
     ) -> PyResult<Bound<'py, PyList>> {
         let limit = limit(py, timeout_s)?;
         patiently(py, limit, |slice| self.mailbox.wait(slice, urgent))?;
-        let taken = py.detach(|| self.mailbox.take(most, in_a_row));
+        let taken = py.detach(|| self.mailbox.take(most));
         let messages = PyList::empty(py);
         for delivery in taken {
             match delivery {

@@ -61,8 +61,6 @@ pub(super) struct Lead {
     /// What was read since the own thread polled last: something that somebody may wait for, or only what waits itself.
     mattered: AtomicBool,
     waits: AtomicBool,
-    /// The own thread looks again within a nap.
-    naps: AtomicBool,
 }
 
 impl Lead {
@@ -76,7 +74,6 @@ impl Lead {
             woken: AtomicUsize::new(0),
             mattered: AtomicBool::new(false),
             waits: AtomicBool::new(false),
-            naps: AtomicBool::new(false),
         }
     }
 
@@ -120,11 +117,6 @@ impl Lead {
     /// Something was read that waits behind other messages: its receiver is at work.
     pub(super) fn can_wait(&self) {
         self.waits.store(true, Ordering::SeqCst);
-    }
-
-    /// True while the node's own thread looks again within a nap, at what it is to do beside reading.
-    pub(super) fn naps(&self) -> bool {
-        self.naps.load(Ordering::SeqCst)
     }
 
     /// Has the node's own thread look at what it is to do beside reading.
@@ -247,14 +239,14 @@ impl Lead {
                 // Somebody came to wait, or is at work: the lead is theirs when they come back.
                 self.release();
                 naps = 0;
-                self.nap(&mut chores);
+                park_timeout(NAP);
                 continue;
             }
             let turns = self.turns.load(Ordering::SeqCst);
             naps = if turns == seen { naps + 1 } else { 0 };
             seen = turns;
             if naps < NAPS {
-                self.nap(&mut chores);
+                park_timeout(NAP);
                 continue;
             }
             self.deep.store(true, Ordering::SeqCst);
@@ -265,13 +257,6 @@ impl Lead {
             self.deep.store(false, Ordering::SeqCst);
             naps = 0;
         }
-    }
-
-    fn nap(&self, chores: &mut impl FnMut() -> Option<Duration>) {
-        self.naps.store(true, Ordering::SeqCst);
-        park_timeout(NAP);
-        self.naps.store(false, Ordering::SeqCst);
-        chores();
     }
 
     /// Wakes everybody, to see that the node is closing.

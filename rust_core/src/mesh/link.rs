@@ -31,20 +31,14 @@ const MOST_FRAMES: usize = 256;
 const READ: usize = 64 * 1024;
 const READS: usize = 8;
 /// Descriptors that may have come ahead of their frames.
+<<<<<<< HEAD
 pub(super) const MOST_FDS: usize = 64;
 /// Chunks written at a time, and held back at the most.
+=======
+const MOST_FDS: usize = 64;
+/// Chunks written at a time.
+>>>>>>> core
 const CHUNKS: usize = 32;
-
-/// How a packet leaves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Haste {
-    /// At once; its sender waits where much is queued already.
-    Patient,
-    /// The same, but another one is about to follow, and it may leave with that.
-    Held,
-    /// At once, and its sender never waits.
-    Never,
-}
 
 #[derive(Debug)]
 struct Chunk {
@@ -57,7 +51,7 @@ struct Out {
     queue: VecDeque<Chunk>,
     bytes: usize,
     dead: bool,
-    /// The socket is full: what is queued leaves when it takes bytes again. Else what is queued is held back.
+    /// The socket is full: what is queued leaves when it takes bytes again.
     full: bool,
 }
 
@@ -139,14 +133,14 @@ impl Link {
         self.input.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes a frame, or queues what the socket does not take.
+    /// Writes a frame, or queues what the socket does not take. A patient sender waits where much is queued already.
     pub(super) fn send(
         self: &Arc<Self>,
         node: &Shared,
         packet: &Packet,
         segments: Vec<Bytes>,
         memory: Option<Memory>,
-        haste: Haste,
+        patient: bool,
     ) -> Result<()> {
         let frame = Frame { segments, ..Frame::from_message(packet)? };
         frame.check(MAX_FRAME)?;
@@ -156,24 +150,21 @@ impl Link {
         }
         let chunk = Chunk { bytes: bytes.freeze(), memory };
         let Some(lease) = chunk.memory.as_ref().and_then(Memory::lease).cloned() else {
-            return self.put(node, chunk, haste);
+            return self.put(node, chunk, patient);
         };
         // Before it leaves: it may be back before this thread goes on.
         node.pool().lend(self.id, &lease);
-        let sent = self.put(node, chunk, haste);
+        let sent = self.put(node, chunk, patient);
         if sent.is_err() {
             node.pool().take_back(self.id, lease.id(), false);
         }
         sent
     }
 
-    fn put(self: &Arc<Self>, node: &Shared, chunk: Chunk, haste: Haste) -> Result<()> {
+    fn put(self: &Arc<Self>, node: &Shared, chunk: Chunk, patient: bool) -> Result<()> {
         let deadline = Instant::now() + node.options().send_limit;
         let mut out = self.out();
-        while haste != Haste::Never
-            && !out.dead
-            && (out.bytes >= MOST_BYTES || out.queue.len() >= MOST_FRAMES)
-        {
+        while patient && !out.dead && (out.bytes >= MOST_BYTES || out.queue.len() >= MOST_FRAMES) {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() || node.is_closing() {
                 return Err(Error::new(ErrorKind::TimedOut, SEND, "the receiver does not keep up"));
@@ -188,25 +179,7 @@ impl Link {
         if out.full {
             return Ok(());
         }
-        if haste == Haste::Held && out.queue.len() < CHUNKS {
-            let first = out.queue.len() == 1;
-            drop(out);
-            if !first || node.hold(self) {
-                return Ok(());
-            }
-            // Nobody would send it soon.
-            out = self.out();
-        }
         self.write_all(node, &mut out).map_err(|error| Error::io(SEND, error.into()))
-    }
-
-    /// Sends what is held back.
-    pub(super) fn let_go(&self, node: &Shared) -> After {
-        let mut out = self.out();
-        if out.full || out.queue.is_empty() {
-            return After::Open;
-        }
-        self.write_all(node, &mut out).map_or_else(|error| After::Over(error.to_string()), |()| After::Open)
     }
 
     /// Writes all that is queued; what the socket does not take, once it does.
@@ -329,7 +302,6 @@ impl Link {
                         place,
                         blobs,
                         answered: false.into(),
-                        more: false,
                     };
                     let mailbox = node.mailbox_of_message(actor)?;
                     if let Some(request) = mailbox.offer(node, self.id, request) {
@@ -374,7 +346,7 @@ impl Link {
         let tell = move |clean| {
             if let (Some(link), Some(node)) = (link.upgrade(), node.upgrade()) {
                 // A connection that has ended returns nothing: its sender has given the memory up.
-                drop(link.send(&node, &Packet::Release { memory, clean }, Vec::new(), None, Haste::Never));
+                drop(link.send(&node, &Packet::Release { memory, clean }, Vec::new(), None, false));
             }
         };
         (memory != 0).then(|| Box::new(tell) as Returns)

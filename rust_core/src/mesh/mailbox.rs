@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::gather::Outcome;
 use super::lead::Waiter;
-use super::link::{Haste, Link};
+use super::link::Link;
 use super::node::{LOCAL, Shared};
 use super::notifier::Notifier;
 use super::packet::Packet;
@@ -49,8 +49,6 @@ pub struct Request {
     pub(super) place: String,
     pub(super) blobs: Vec<Blob>,
     pub(super) answered: AtomicBool,
-    /// Others were taken with it and are handled after it: its answer may leave with theirs.
-    pub(super) more: bool,
 }
 
 impl Request {
@@ -81,7 +79,7 @@ impl Request {
 
     /// Answers. The second answer to a message, and one that nobody waits for, are dropped.
     pub fn reply(&self, kind: u8, payload: &Payload) -> Result<()> {
-        self.answer(kind, payload, if self.more { Haste::Held } else { Haste::Patient })
+        self.answer(kind, payload, true)
     }
 
     /// From the parts of an answer, in order. See [`Node::payload`](super::Node::payload).
@@ -96,7 +94,7 @@ impl Request {
         }
     }
 
-    fn answer(&self, kind: u8, payload: &Payload, haste: Haste) -> Result<()> {
+    fn answer(&self, kind: u8, payload: &Payload, patient: bool) -> Result<()> {
         if self.call == 0 || self.answered.swap(true, Ordering::SeqCst) {
             return Ok(());
         }
@@ -112,7 +110,7 @@ impl Request {
                 let memory = packed.memory.as_ref().map_or(0, Memory::id);
                 let packet =
                     Packet::Reply { call: self.call, slot: self.slot, kind, parts: packed.parts, memory };
-                link.send(&node, &packet, packed.segments, packed.memory, haste)
+                link.send(&node, &packet, packed.segments, packed.memory, patient)
             }
         }
     }
@@ -125,7 +123,7 @@ impl Request {
 impl Drop for Request {
     fn drop(&mut self) {
         // A caller that cannot be reached any more is told by its own side of the connection.
-        drop(self.answer(THROWN_AWAY, &Payload::default(), Haste::Never));
+        drop(self.answer(THROWN_AWAY, &Payload::default(), false));
     }
 }
 
@@ -272,16 +270,14 @@ impl Mailbox {
         if urgent { node.wait(limit, ready) } else { node.wait_aside(limit, ready) }
     }
 
-    /// Up to `most` messages of those that have arrived. `in_a_row` says that they are handled one after the other: then
-    /// the answer to one may leave with that to the next, though a millisecond later at the most.
-    pub fn take(&self, most: usize, in_a_row: bool) -> Vec<Delivery> {
+    /// Up to `most` messages of those that have arrived.
+    pub fn take(&self, most: usize) -> Vec<Delivery> {
         let mut state = self.state();
         let count = state.queue.len().min(most);
-        let mut taken: Vec<Delivery> = state.queue.drain(..count).collect();
-        for (left, delivery) in (0..count).rev().zip(&mut taken) {
+        let taken: Vec<Delivery> = state.queue.drain(..count).collect();
+        for delivery in &taken {
             if let Delivery::Call(request) = delivery {
                 state.bytes -= request.weight();
-                request.more = in_a_row && left > 0;
             }
         }
         if !state.queue.is_empty()

@@ -11,11 +11,14 @@ use std::time::{Duration, Instant};
 use nix::sys::socket::{getsockopt, sockopt};
 use nix::unistd::geteuid;
 
+<<<<<<< HEAD
 use super::chores::Chores;
 use super::far::Group;
+=======
+>>>>>>> core
 use super::gather::{Gather, Outcome};
 use super::lead::{Lead, Waiter};
-use super::link::{After, Haste, Link};
+use super::link::{After, Link};
 use super::mailbox::{Mailbox, Origin, Request};
 use super::memory::Pool;
 use super::packet::{Packet, VERSION};
@@ -78,7 +81,7 @@ pub(super) struct Shared {
     dialled: Mutex<HashMap<String, Arc<Link>>>,
     mailboxes: Mutex<HashMap<u64, Arc<Mailbox>>>,
     calls: Mutex<HashMap<u64, Weak<Gather>>>,
-    chores: Chores,
+    pool: Arc<Pool>,
     me: Weak<Shared>,
 }
 
@@ -108,12 +111,8 @@ impl Shared {
         &self.lead
     }
 
-    pub(super) const fn chores(&self) -> &Chores {
-        &self.chores
-    }
-
     pub(super) const fn pool(&self) -> &Arc<Pool> {
-        &self.chores.pool
+        &self.pool
     }
 
     pub(super) fn is_closing(&self) -> bool {
@@ -125,13 +124,11 @@ impl Shared {
     }
 
     pub(super) fn wait(&self, limit: Option<Duration>, ready: impl FnMut() -> bool) -> bool {
-        self.let_go();
         let deadline = limit.map(|limit| Instant::now() + limit);
         self.lead.wait(deadline, ready, |left| self.poll(left))
     }
 
     pub(super) fn wait_aside(&self, limit: Option<Duration>, ready: impl FnMut() -> bool) -> bool {
-        self.let_go();
         Lead::wait_aside(limit.map(|limit| Instant::now() + limit), ready)
     }
 
@@ -210,12 +207,17 @@ impl Shared {
         }
         let link = self.join(socket, false)?;
         let hello = Packet::Hello { version: VERSION, token: self.options.token.clone(), borrows: true };
+<<<<<<< HEAD
         link.send(self, &hello, Vec::new(), None, Haste::Never)?;
+=======
+        link.send(self, &hello, Vec::new(), None, false)?;
+        dialled.insert(address.to_owned(), Arc::clone(&link));
+>>>>>>> core
         Ok(link)
     }
 
     /// A connection is over: every answer that was to come over it has failed.
-    pub(super) fn lose(&self, link: &Arc<Link>, reason: &str) {
+    fn lose(&self, link: &Arc<Link>, reason: &str) {
         tracing::debug!(link = link.id(), reason, "a connection between actors is over");
         link.end();
         self.poller.remove(&**link);
@@ -312,7 +314,7 @@ impl Shared {
             let link = locked(&self.links).get(id).cloned();
             if let Some(link) = link {
                 // A connection that ended meanwhile has nothing to cancel.
-                drop(link.send(self, &Packet::Cancel { call, actor }, Vec::new(), None, Haste::Never));
+                drop(link.send(self, &Packet::Cancel { call, actor }, Vec::new(), None, false));
             }
         }
     }
@@ -335,7 +337,6 @@ impl Shared {
                 place: target.place.clone(),
                 blobs: payload.blobs()?,
                 answered: false.into(),
-                more: false,
             };
             sent_to(LOCAL);
             return self.mailbox_of_message(actor)?.put(
@@ -356,7 +357,7 @@ impl Shared {
         };
         let link = self.link_to(&target.address)?;
         sent_to(link.id());
-        let sent = link.send(self, &packet, packed.segments.clone(), packed.memory.clone(), Haste::Patient);
+        let sent = link.send(self, &packet, packed.segments.clone(), packed.memory.clone(), true);
         let Err(error) = sent else { return Ok(()) };
         if error.kind() != ErrorKind::Closed {
             return Err(error);
@@ -366,7 +367,7 @@ impl Shared {
         self.lose(&link, "the process closed the connection");
         let link = self.link_to(&target.address)?;
         sent_to(link.id());
-        link.send(self, &packet, packed.segments, packed.memory, Haste::Patient)
+        link.send(self, &packet, packed.segments, packed.memory, true)
     }
 }
 
@@ -399,14 +400,14 @@ impl Node {
             dialled: Mutex::default(),
             mailboxes: Mutex::default(),
             calls: Mutex::default(),
-            chores: Chores::default(),
+            pool: Arc::default(),
             me: me.clone(),
         });
         let serving = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("sky-monarch-io".to_owned())
             .spawn(move || {
-                serving.lead.stand_in(&serving.closing, |limit| serving.poll(limit), || serving.do_chores());
+                serving.lead.stand_in(&serving.closing, |limit| serving.poll(limit), || serving.pool.tidy());
             })
             .map_err(|error| Error::io("start the I/O thread", error))?;
         Ok(Self { shared, thread: Mutex::new(Some(thread)) })

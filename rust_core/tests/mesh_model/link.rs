@@ -12,14 +12,6 @@ use crate::payload::Memory;
 use crate::sync::{AtomicBool, Mutex, Ordering};
 use crate::{Error, ErrorKind, Result};
 
-/// As the node's own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Haste {
-    Patient,
-    Held,
-    Never,
-}
-
 /// What has come and is not handed on.
 #[derive(Debug, Default)]
 pub struct In {
@@ -37,18 +29,11 @@ pub struct Link {
     peer: OnceLock<(Weak<Shared>, Weak<Link>)>,
     dead: AtomicBool,
     pub input: Mutex<In>,
-    held: Mutex<Vec<Event>>,
 }
 
 impl Link {
     pub fn new(id: u64) -> Self {
-        Self {
-            id,
-            peer: OnceLock::new(),
-            dead: AtomicBool::new(false),
-            input: Mutex::new(In::default()),
-            held: Mutex::new(Vec::new()),
-        }
+        Self { id, peer: OnceLock::new(), dead: AtomicBool::new(false), input: Mutex::new(In::default()) }
     }
 
     pub fn join(&self, node: &Arc<Shared>, link: &Arc<Self>) {
@@ -69,35 +54,19 @@ impl Link {
 
     pub fn send(
         self: &Arc<Self>,
-        node: &Shared,
+        _node: &Shared,
         packet: &Packet,
         segments: Vec<Bytes>,
         _memory: Option<Memory>,
-        haste: Haste,
+        _patient: bool,
     ) -> Result<()> {
         if self.dead.load(Ordering::SeqCst) {
             return Err(Error::new(ErrorKind::Closed, "send", "the connection has ended"));
         }
         let (_, link) = self.peer.get().expect("joined");
         let Some(link) = link.upgrade() else { return Ok(()) };
-        let mut held = self.held.lock().expect("no panic");
-        held.push(Event { link, packet: Some(packet.clone()), segments });
-        let first = held.len() == 1;
-        if haste == Haste::Held {
-            drop(held);
-            if !first || node.hold(self) {
-                return Ok(());
-            }
-            held = self.held.lock().expect("no panic");
-        }
-        self.write(held.drain(..));
+        self.write(Event { link, packet: Some(packet.clone()), segments });
         Ok(())
-    }
-
-    /// Sends what is held back.
-    pub fn let_go(&self) {
-        let mut held = self.held.lock().expect("no panic");
-        self.write(held.drain(..));
     }
 
     /// The other end of it.
@@ -109,14 +78,14 @@ impl Link {
     pub fn hang_up(&self) {
         let (_, link) = self.peer.get().expect("joined");
         if let Some(link) = link.upgrade() {
-            self.write(std::iter::once(Event { link, packet: None, segments: Vec::new() }));
+            self.write(Event { link, packet: None, segments: Vec::new() });
         }
     }
 
-    fn write(&self, events: impl Iterator<Item = Event>) {
+    fn write(&self, event: Event) {
         let (node, _) = self.peer.get().expect("joined");
         if let Some(node) = node.upgrade() {
-            events.for_each(|event| node.poller.deliver(event));
+            node.poller.deliver(event);
         }
     }
 }

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use crate::Result;
 use crate::gather::{Gather, Outcome};
 use crate::lead::{Lead, Waiter};
-use crate::link::{Haste, In, Link};
+use crate::link::{In, Link};
 use crate::mailbox::{Mailbox, Origin, Request};
 use crate::packet::Packet;
 use crate::payload::{Blob, Payload};
@@ -37,8 +37,6 @@ pub struct Shared {
     links: Mutex<HashMap<u64, Arc<Link>>>,
     calls: Mutex<HashMap<u64, Weak<Gather>>>,
     mailbox: Arc<Mailbox>,
-    held: Mutex<Vec<Arc<Link>>>,
-    any_held: AtomicBool,
     me: Weak<Shared>,
 }
 
@@ -56,8 +54,6 @@ impl Shared {
             links: Mutex::new(HashMap::new()),
             calls: Mutex::new(HashMap::new()),
             mailbox: Arc::new(Mailbox::new(me.clone())),
-            held: Mutex::new(Vec::new()),
-            any_held: AtomicBool::new(false),
             me: me.clone(),
         })
     }
@@ -91,12 +87,10 @@ impl Shared {
     }
 
     pub fn wait(&self, limit: Option<Duration>, ready: impl FnMut() -> bool) -> bool {
-        self.let_go();
         self.lead.wait(limit.map(|limit| Instant::now() + limit), ready, |_| self.poll())
     }
 
     pub fn wait_aside(&self, limit: Option<Duration>, ready: impl FnMut() -> bool) -> bool {
-        self.let_go();
         Lead::wait_aside(limit.map(|limit| Instant::now() + limit), ready)
     }
 
@@ -106,14 +100,7 @@ impl Shared {
 
     /// What the node's own thread does.
     pub fn stand_in(&self) {
-        self.lead.stand_in(
-            &self.closing,
-            |_| self.poll(),
-            || {
-                self.let_go();
-                None
-            },
-        );
+        self.lead.stand_in(&self.closing, |_| self.poll(), || None);
     }
 
     pub fn close(&self) {
@@ -136,7 +123,7 @@ impl Shared {
             parts: Vec::new(),
             memory: 0,
         };
-        if link.send(self, &packet, vec![bytes.clone()], None, Haste::Patient).is_err() {
+        if link.send(self, &packet, vec![bytes.clone()], None, true).is_err() {
             gather.lose(self, link.id(), "gone");
         }
         gather
@@ -194,7 +181,6 @@ impl Shared {
                     place,
                     blobs,
                     answered: AtomicBool::new(false),
-                    more: false,
                 };
                 let back = self.mailbox.offer(self, link.id(), request)?;
                 return Some((Arc::clone(&self.mailbox), back));
@@ -240,23 +226,8 @@ impl Shared {
         for id in owing {
             let link = locked(&self.links).get(id).cloned();
             if let Some(link) = link {
-                drop(link.send(self, &Packet::Cancel { call, actor }, Vec::new(), None, Haste::Never));
+                drop(link.send(self, &Packet::Cancel { call, actor }, Vec::new(), None, false));
             }
-        }
-    }
-
-    // As in the node's chores.
-
-    pub fn hold(&self, link: &Arc<Link>) -> bool {
-        locked(&self.held).push(Arc::clone(link));
-        self.any_held.store(true, Ordering::SeqCst);
-        self.lead.naps()
-    }
-
-    pub fn let_go(&self) {
-        if self.any_held.swap(false, Ordering::SeqCst) {
-            let held = std::mem::take(&mut *locked(&self.held));
-            held.iter().for_each(|link| link.let_go());
         }
     }
 }
