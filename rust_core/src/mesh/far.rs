@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::link::{Haste, Link};
+use super::link::Link;
 use super::node::{NOWHERE, Shared, Target, locked};
 use super::packet::Packet;
 use super::payload::Payload;
@@ -75,7 +75,7 @@ impl<'a> Group<'a> {
         };
         let link = self.link(shared)?;
         sent_to(link.id());
-        let sent = link.send(shared, &packet, packed.segments.clone(), packed.memory.clone(), Haste::Patient);
+        let sent = link.send(shared, &packet, packed.segments.clone(), packed.memory.clone(), true);
         let Err(error) = sent else { return Ok(()) };
         if error.kind() != ErrorKind::Closed {
             return Err(error);
@@ -85,7 +85,7 @@ impl<'a> Group<'a> {
         shared.lose(&link, "the connection to its host has ended");
         let link = self.link(shared)?;
         sent_to(link.id());
-        link.send(shared, &packet, packed.segments, packed.memory, Haste::Patient)
+        link.send(shared, &packet, packed.segments, packed.memory, true)
     }
 
     fn link(&self, shared: &Arc<Shared>) -> Result<Arc<Link>> {
@@ -100,7 +100,7 @@ impl<'a> Group<'a> {
         })?;
         let link = shared.greet(socket)?;
         let far = Packet::Far { folder: self.folder.to_owned() };
-        link.send(shared, &far, Vec::new(), None, Haste::Never)?;
+        link.send(shared, &far, Vec::new(), None, false)?;
         dialled.insert(self.key.clone(), Arc::clone(&link));
         Ok(link)
     }

@@ -31,13 +31,8 @@ const MOST_FRAMES: usize = 256;
 const READ: usize = 64 * 1024;
 const READS: usize = 8;
 /// Descriptors that may have come ahead of their frames.
-<<<<<<< HEAD
 pub(super) const MOST_FDS: usize = 64;
-/// Chunks written at a time, and held back at the most.
-=======
-const MOST_FDS: usize = 64;
 /// Chunks written at a time.
->>>>>>> core
 const CHUNKS: usize = 32;
 
 #[derive(Debug)]

@@ -11,11 +11,7 @@ use std::time::{Duration, Instant};
 use nix::sys::socket::{getsockopt, sockopt};
 use nix::unistd::geteuid;
 
-<<<<<<< HEAD
-use super::chores::Chores;
 use super::far::Group;
-=======
->>>>>>> core
 use super::gather::{Gather, Outcome};
 use super::lead::{Lead, Waiter};
 use super::link::{After, Link};
@@ -207,17 +203,12 @@ impl Shared {
         }
         let link = self.join(socket, false)?;
         let hello = Packet::Hello { version: VERSION, token: self.options.token.clone(), borrows: true };
-<<<<<<< HEAD
-        link.send(self, &hello, Vec::new(), None, Haste::Never)?;
-=======
         link.send(self, &hello, Vec::new(), None, false)?;
-        dialled.insert(address.to_owned(), Arc::clone(&link));
->>>>>>> core
         Ok(link)
     }
 
     /// A connection is over: every answer that was to come over it has failed.
-    fn lose(&self, link: &Arc<Link>, reason: &str) {
+    pub(super) fn lose(&self, link: &Arc<Link>, reason: &str) {
         tracing::debug!(link = link.id(), reason, "a connection between actors is over");
         link.end();
         self.poller.remove(&**link);
@@ -259,7 +250,6 @@ impl Shared {
                 place: actor.to_string(),
                 blobs: vec![Blob::new(&b""[..])],
                 answered: false.into(),
-                more: false,
             };
             // Not refused where that queue is full: there is one for each mailbox, and those are limited.
             self.mailbox(ITSELF)?.put_at_once(self, notice);
