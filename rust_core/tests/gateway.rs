@@ -116,7 +116,7 @@ fn echo(mailbox: Arc<Mailbox>, letter: u8) -> std::thread::JoinHandle<Vec<Vec<u8
         let mut heard = Vec::new();
         while !mailbox.is_closed() {
             mailbox.wait(LIMIT, true);
-            for delivery in mailbox.take(64, false) {
+            for delivery in mailbox.take(64) {
                 let Delivery::Call(request) = delivery else { continue };
                 let mut bytes = request.blobs()[0].bytes().cloned().unwrap_or_default().to_vec();
                 heard.push(bytes.clone());
@@ -167,7 +167,7 @@ fn a_large_part_arrives_in_memory_of_its_own_and_comes_back() {
     let mailbox = b.mailbox(1).expect("a mailbox");
     let serving = std::thread::spawn(move || {
         assert!(mailbox.wait(LIMIT, true));
-        let Some(Delivery::Call(request)) = mailbox.take(1, false).pop() else { panic!("a call") };
+        let Some(Delivery::Call(request)) = mailbox.take(1).pop() else { panic!("a call") };
         let blob = &request.blobs()[1];
         assert!(blob.is_shared());
         // SAFETY: the blob keeps its memory mapped for as long as it lives.
@@ -219,7 +219,7 @@ fn a_receiver_that_does_not_keep_up_slows_its_senders_and_nobody_else_and_loses_
         let mut expected = 0;
         while expected < many {
             assert!(slow.wait(LIMIT, true), "all of it arrives: {expected}");
-            for delivery in slow.take(64, false) {
+            for delivery in slow.take(64) {
                 let Delivery::Call(request) = delivery else { continue };
                 assert_eq!(
                     request.blobs()[0].bytes().expect("small")[..4],
