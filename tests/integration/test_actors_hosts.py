@@ -183,8 +183,8 @@ def test_nothing_on_other_hosts_outlives_the_program(how, folder):
         text=True,
         start_new_session=True,
     )
+    assert program.stdout is not None
     try:
-        assert program.stdout is not None
         lines = [program.stdout.readline().strip() for _ in range(3)]
         assert lines[2] == "ready", lines
         there = len(list(folder.glob("sky-monarch-*/gateway")))
@@ -199,6 +199,7 @@ def test_nothing_on_other_hosts_outlives_the_program(how, folder):
         if program.poll() is None:
             program.kill()
             program.wait()
+        program.stdout.close()
 
 
 class Served:

@@ -117,7 +117,10 @@ def test_an_agent_is_heard_and_answered(server: ChannelServer, path: Path) -> No
     groups = [{"replica": 1, "generation": 3, "state": "running", "restarts": 1, "pids": {0: 42}}]
     with welcomed(path, groups=groups) as peer:
         opened = inbox.next()
-        assert (opened.kind, opened.data) == ("opened", {**wire.agent(groups=groups), "certificate": None})
+        assert (opened.kind, opened.data) == (
+            "opened",
+            {**wire.agent(groups=groups), "examining": False, "certificate": None},
+        )
         assert "token" not in opened.data
 
         # Fields of a newer agent are ignored; bytes stay bytes.

@@ -42,7 +42,8 @@ def local(*hosts: str, run: str = TREE, workdir: Path | None = None) -> list[dic
     for host in hosts:
         task = {"name": host, "run": run, **({"workdir": str(workdir / host)} if workdir else {})}
         tasks.append({"cluster": host, "task": task})
-    return [{"infra": "local", "hosts": [{"cluster": host, "nodes": 1} for host in hosts], "tasks": tasks}]
+    sets = [{"cluster": host, "nodes": 1, "groups": [number]} for number, host in enumerate(hosts)]
+    return [{"infra": "local", "hosts": sets, "tasks": tasks}]
 
 
 @pytest.fixture

@@ -105,7 +105,7 @@ def test_agents_of_either_kind_meet_their_controller_and_are_told_apart(
     assert next_event(server).kind == "closed"
     with ChannelClient(server.address, "token", "run-1", wire.agent("head"), 10):
         opened = next_event(server)
-        assert opened.data == {**wire.agent("head"), "certificate": None}
+        assert opened.data == {**wire.agent("head"), "examining": False, "certificate": None}
     assert stat_mode(tmp_path / "c.sock") == 0o600
 
 

@@ -107,6 +107,9 @@ WITHOUT = (
         "test_healing.py::test_a_newcomer_that_dies_in_the_middle_of_its_heal_holds_nobody_up": (
             "the kernel closes the connections of the dead: there is no step of ours to leave out"
         ),
+        "test_healing_unwaited.py::test_groups_that_are_killed_while_one_heals_end_bit_equal": (
+            f"{_BESIDE}test_nobody_waits_for_a_group_that_heals_and_all_end_bit_equal"
+        ),
         "test_rdma.py::test_a_dead_owner_is_told_from_one_that_hangs": _REFUSED,
         "test_rdma.py::test_a_handle_of_an_owner_that_was_restarted_is_stale": _REFUSED,
         f"{SILENCE}test_a_lighthouse_that_is_starved_drops_nobody": (
