@@ -155,15 +155,17 @@ class Plans:
 
     def room(self) -> Room:
         """How many groups the run has room for. Looks at this machine."""
-        candidate = self._job.resources.candidates()[0]
+        candidates = self._job.resources.candidates()
         return find_room(
             self._settings.job,
             devices_per_group=self._devices_per_rank * self._job.ranks_per_replica,
-            cpus_per_group=candidate.cpus,
+            cpus_per_group=candidates[0].cpus,
             hosts=self._settings.hosts,
             provisioner=self._settings.run_dir / "provisioner.json",
             base_env=self._settings.base_env,
             away=bool(self._settings.collect_s),
+            is_sized=any(one.cpus or one.memory_gib for one in candidates),
+            told=self._settings.per_host,
         )
 
     def setup(self) -> dict[str, Any]:

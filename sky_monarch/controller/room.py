@@ -6,11 +6,12 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sky_monarch.errors import ConfigError
+from sky_monarch.launch.placement import groups_per_host
 
 if TYPE_CHECKING:
     from sky_monarch.controller.model import State
@@ -33,6 +34,8 @@ class Room:
         reason: Why no more.
         fix: What would help.
         per_host: Groups on one host that is provisioned.
+        asked: Groups for whose cores and memory each host was asked, where the job asks for any and the host has
+            groups from the beginning; others were asked for as the first one, which has the most.
         stem: Of the names of hosts that are provisioned, ``<stem>-h<k>``.
     """
 
@@ -40,6 +43,7 @@ class Room:
     reason: str = f"a lighthouse knows {_MOST} at the most"
     fix: str = f"give {_MOST} or fewer"
     per_host: int = 1
+    asked: Mapping[str, int] = field(default_factory=dict)
     stem: str = "host"
 
     def require(self, replicas: int) -> None:
@@ -53,6 +57,10 @@ class Room:
                 f"there is room for {self.most} replica groups, not for {replicas}: {self.reason}",
                 hint=self.fix,
             )
+
+    def on(self, host: str) -> int:
+        """Groups that a host takes."""
+        return min(self.per_host, self.asked.get(host, self.per_host))
 
     def name_of(self, number: int) -> str:
         """Name of a host."""
@@ -76,6 +84,8 @@ def find_room(
     base_env: Mapping[str, str],
     devices: Callable[[Mapping[str, str]], int | None] | None = None,
     away: bool = False,
+    is_sized: bool = False,
+    told: int = 0,
 ) -> Room:
     """How many groups a run has room for.
 
@@ -87,7 +97,9 @@ def find_room(
         provisioner: Path of ``provisioner.json``; there is none for a run of this machine alone.
         base_env: Of the shell that launched the run: its device mask counts.
         devices: Counts this machine's.
-        away: This machine is a head alone, and knows nothing of the plan.
+        away: This machine is a head alone, and has no plan.
+        is_sized: The job asks for cores or memory, so that each host was asked for those of its groups alone.
+        told: Groups that one host has GPUs for, as a head that is a cluster was told; 0: the plan has it.
     """
     try:
         choices = json.loads(provisioner.read_bytes())
@@ -95,6 +107,11 @@ def find_room(
     except (OSError, ValueError, LookupError, TypeError):
         provider, choice = None, {}
     ranks = int(job.get("ranks_per_replica", 1))
+    elsewhere = away or provider not in (None, "local")
+    asked = {name: len(mine) for name, mine in hosts.items() if mine} if is_sized and elsewhere else {}
+    fullest = max(len(mine) for mine in hosts.values())
+    # GPUs alone say nothing of the cores and the memory that more groups would need there.
+    per_host = fullest if asked else max(told or _fit(choice), fullest)
     if away:
         room = Room()
     elif provider in (None, "local"):
@@ -105,13 +122,14 @@ def find_room(
             devices=(devices or devices_here)(base_env),
         )
     else:
-        room = _room_elsewhere(choice, hosts)
+        room = _room_elsewhere(choice, per_host)
     names = [found for name in hosts if (found := _HOST.fullmatch(name))]
     return Room(
         most=room.most,
         reason=room.reason,
         fix=room.fix,
-        per_host=max(_fit(choice), *(len(mine) for mine in hosts.values())),
+        per_host=per_host,
+        asked=asked,
         stem=names[0][1] if names else str(job.get("name", "host")),
     )
 
@@ -123,25 +141,26 @@ def room_after(room: Room, state: State) -> Room:
     filled = [len(host.replicas) for host in state.hosts if host.provisioned and host.replicas]
     per_host = max(filled, default=1)
     most = per_host if len(filled) == 1 and room.most < _MOST else room.most
-    return replace(room, most=max(most, len(state.groups)), per_host=per_host)
+    asked = {}
+    if began := sum(room.asked.values()):  # none of these groups was placed before the job had moved
+        counts = {host.name: sum(one < began for one in host.replicas) for host in state.hosts}
+        asked = {name: count for name, count in counts.items() if count}
+    return replace(room, most=max(most, len(state.groups)), per_host=per_host, asked=asked)
 
 
 def _fit(choice: Mapping[str, Any]) -> int:
-    """Groups that one host has GPUs for; 1 where that is no matter of GPUs."""
-    each = int(choice.get("gpus_per_group") or 0)
-    count = str(choice.get("accelerator") or "").rpartition(":")[2]
-    return max(1, int(count) // each) if each and count.isdecimal() else 1
+    """Groups that one host of a choice has GPUs for."""
+    return groups_per_host(choice.get("accelerator"), int(choice.get("gpus_per_group") or 0))
 
 
-def _room_elsewhere(choice: Mapping[str, Any], hosts: Mapping[str, tuple[int, ...]]) -> Room:
+def _room_elsewhere(choice: Mapping[str, Any], per_host: int) -> Room:
     if choice.get("reachability") != _TOGETHER:
         return Room()
     # What hosts of this place are to each other was never asked: the plan has one.
-    most = max(_fit(choice), *(len(mine) for mine in hosts.values()))
     return Room(
-        most=most,
+        most=per_host,
         reason="the plan has all groups on one host",
-        fix=f"give {most} or fewer, or start the job again with as many replicas",
+        fix=f"give {per_host} or fewer, or start the job again with as many replicas",
     )
 
 

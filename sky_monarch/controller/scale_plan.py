@@ -171,7 +171,7 @@ def _homes(state: State, new: Iterable[int], room: Room) -> dict[str, tuple[int,
     taken = {host.name: len(host.replicas) for host in provisioned if not host.over}
     number = room.next_number(host.name for host in state.hosts)
     for replica in new:
-        name = min((one for one in taken if taken[one] < room.per_host), key=taken.__getitem__, default=None)
+        name = min((one for one in taken if taken[one] < room.on(one)), key=taken.__getitem__, default=None)
         if name is None:
             name = room.name_of(number)
             number += 1

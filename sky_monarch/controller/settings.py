@@ -63,6 +63,7 @@ class Settings:
         relay: Where they dial the relay, through which alone they reach each other; None without a tunnel.
         version: Of the sky-monarch that launched the run.
         collect_s: How long the end of the run is kept for whoever launched it; 0: that is this machine.
+        per_host: Replica groups that one host has GPUs for, where no plan lies beside; 0: that is not known.
     """
 
     run_id: str
@@ -95,6 +96,7 @@ class Settings:
     relay: str | None = None
     version: str = ""
     collect_s: float = 0.0
+    per_host: int = 0
 
 
 def load_settings(path: Path, environ: Mapping[str, str]) -> Settings:
@@ -172,6 +174,7 @@ def load_settings(path: Path, environ: Mapping[str, str]) -> Settings:
         relay=_relay(config, environ, path),
         version=str(run.get("version") or ""),
         collect_s=_collect_s(config, path),
+        per_host=_whole({"per_host": config.get("per_host", 0)}, "per_host", path),
     )
 
 

@@ -25,7 +25,7 @@ from sky_monarch.launch.tasks import head_task, host_task
 if TYPE_CHECKING:
     from sky_monarch.config import Candidate, JobSpec
 
-__all__ = ["Choice", "ClusterPlan", "Head", "Refusal", "names_one_zone", "plan_clusters"]
+__all__ = ["Choice", "ClusterPlan", "Head", "Refusal", "names_one_zone", "network_of", "plan_clusters"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,9 +231,7 @@ def _choice(job: JobSpec, candidate: Candidate, infra: str, known: Snapshot) -> 
     accelerator = f"{candidate.accelerator.name}:{shape.gpus}" if candidate.accelerator else None
     each = offer.price(spot=candidate.use_spot) if offer else None
     head_price = cloud.head.usd_per_hour if head.own and cloud.head else None
-    total = (
-        None if each is None else round(each * (shape.hosts + spare * shape.nodes) + (head_price or 0.0), 4)
-    )
+    total = None if each is None else round(each * (shape.hosts + spare) + (head_price or 0.0), 4)
     tasks = [
         (host.cluster, host_task(job, candidate, cloud, _filled(host, hosts), infra, accelerator, image))
         for host in hosts
@@ -361,8 +359,8 @@ def _notes(
     if spare := job.recovery.spare:
         count = "host is a spare one" if spare == 1 else "hosts are spare ones"
         yield f"{spare} {count}, at the price of any other: $/H has it in the sum"
-    if shape.hosts > 1 and job.placement == "same-zone" and not names_one_zone(infra):
-        yield f"{host_name(job.name, 0)} chooses the zone, the others follow it"
+    if job.placement == "same-zone" and not names_one_zone(infra):
+        yield from _zone_notes(job, cloud, shape, head, infra)
     if shape.sets > 1 and job.sync != EVERY_STEP and cloud.reachability is not Reachability.SAME_NETWORK:
         yield from _tunnel_notes(job, shape)
     if shape.nodes > 1:
@@ -395,6 +393,21 @@ def _notes(
         yield "the hosts dial this machine: it needs an address that they reach"
 
 
+def _zone_notes(job: JobSpec, cloud: Cloud, shape: Shape, head: Head, infra: str) -> Iterator[str]:
+    """Who chooses the place, where the job leaves that open."""
+    is_open = head.own and "/" not in infra.strip("/")
+    is_zone = is_open and names_one_zone(f"{infra}/region")  # a region of that cloud has no zones
+    if shape.hosts > 1 and not is_zone:
+        there = f" in the region of {head.cluster}" if is_open else ""
+        yield f"{host_name(job.name, 0)} chooses the zone{there}, the others follow it"
+    if is_open and not cloud.pool:
+        yield (
+            f"{head.cluster} is launched first, in a region that SkyPilot chooses for a machine without GPU; all hosts "
+            f"go to that region, and where it has none left {head.cluster} waits and bills: write infra: "
+            f"{cloud.name}/REGION with one that sells them to you"
+        )
+
+
 def _tunnel_notes(job: JobSpec, shape: Shape) -> Iterator[str]:
     """How much goes through the head depends on the model, which a plan does not know: what it depends on is said."""
     first, last = f"{job.name}-h0", f"{job.name}-h{shape.hosts - 1}"
@@ -414,3 +427,15 @@ def names_one_zone(infra: str) -> bool:
     """Whether infra says where exactly, so that hosts need not follow the first of them."""
     cloud, *parts = [part for part in infra.split("/") if part]
     return len(parts) >= (1 if cloud in ("slurm", "k8s", "ssh", "do") else 2)
+
+
+def network_of(infra: str) -> str:
+    """The part of a place in which all hosts reach each other, where that cloud's do: its region, or the whole cluster.
+
+    >>> network_of("oci/us-sanjose-1/AD-1"), network_of("slurm/alps/gpu"), network_of("k8s/arn:aws:eks:x/y")
+    ('oci/us-sanjose-1', 'slurm/alps', 'k8s/arn:aws:eks:x/y')
+    """
+    cloud, *parts = [part for part in infra.split("/") if part]
+    if cloud in ("k8s", "kubernetes", "ssh"):  # names of contexts may hold a slash
+        return infra
+    return "/".join([cloud, *parts[:1]])

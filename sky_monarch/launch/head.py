@@ -135,6 +135,7 @@ def plan_head(
         )
         files = head_files(local, hosts=run["hosts"], choices=int(run["choices"]), address=address)
         files["controller.json"]["collect_s"] = float(run["collect_s"])
+        files["controller.json"]["per_host"] = int(run["per_host"])
         run_json = {**local.run_json, "infra": run["infra"], "created_ms": int(run["created_ms"])}
     except (LookupError, TypeError, ValueError) as error:
         what = type(error).__name__  # its words could repeat a value

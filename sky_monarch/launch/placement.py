@@ -11,6 +11,7 @@ __all__ = [
     "Shape",
     "attempt_of",
     "cluster_name",
+    "groups_per_host",
     "head_name",
     "host_name",
     "host_sets",
@@ -114,6 +115,16 @@ class Shape:
     def hosts(self) -> int:
         """Hosts of all groups."""
         return self.sets * self.nodes
+
+
+def groups_per_host(accelerator: str | None, gpus: int) -> int:
+    """Groups of ``gpus`` each that one host has GPUs for; 1 where that is no matter of GPUs.
+
+    >>> groups_per_host("MI300X:8", 2), groups_per_host("MI300X:8", 16), groups_per_host(None, 0)
+    (4, 1, 1)
+    """
+    count = (accelerator or "").rpartition(":")[2]
+    return max(1, int(count) // gpus) if gpus and count.isdecimal() else 1
 
 
 def shape_of(*, replicas: int, gpus: int, per_host: int) -> Shape | None:

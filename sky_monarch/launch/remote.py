@@ -20,7 +20,7 @@ from sky_monarch.launch.address import LOOPBACK
 from sky_monarch.launch.bootstrap import shipped
 from sky_monarch.launch.cluster_plan import Choice, ClusterPlan, Head
 from sky_monarch.launch.head import COLLECT_S, HEAD, Away, head_files
-from sky_monarch.launch.placement import HostSet, Shape, head_name, host_sets
+from sky_monarch.launch.placement import HostSet, Shape, groups_per_host, head_name, host_sets
 from sky_monarch.launch.plan import LocalPlan
 from sky_monarch.launch.shipping import Shipment
 from sky_monarch.launch.tasks import IDLE_MINUTES
@@ -117,11 +117,6 @@ def _reason(job: JobSpec, choice: Choice, first: Choice | None) -> tuple[str, st
         return (
             f"lighthouse and controller would run on {choice.head.cluster}, with all groups, and be lost with them",
             "write head: here; the hosts then dial this machine, at --head-address",
-        )
-    if job.recovery.spare and any(host.nodes > 1 for host in choice.hosts):
-        return (
-            "one group would take several hosts, and a spare host takes whole groups only",
-            "leave recovery.spare out, or ask for fewer GPUs a group",
         )
     if job.lighthouse.kind == "torchft" and any(host.nodes > 1 for host in choice.hosts):
         return (
@@ -349,6 +344,7 @@ def _away(
             "infra": chosen.choices[0].infra,
             "hosts": hosts,
             "choices": len(chosen.choices),
+            "per_host": groups_per_host(chosen.choices[0].accelerator, chosen.choices[0].gpus_per_group),
             "injections": list(config["injections"]),
             "collect_s": COLLECT_S,
             "address": LOOPBACK if provider == "local" else None,

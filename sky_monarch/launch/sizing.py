@@ -131,6 +131,11 @@ def _problem(
             f"a group of {job.ranks_per_replica} ranks cannot be shared by {shape.nodes} hosts",
             f"set ranks_per_replica to a multiple of {shape.nodes}",
         )
+    if shape.nodes > 1 and job.recovery.spare:
+        return (
+            f"a group of {gpus} GPUs takes {shape.nodes} hosts of {per_host}, and a spare host takes whole groups only",
+            f"leave recovery.spare out, or ask for {per_host} GPUs a group or fewer",
+        )
     if shape.sets > 1 and job.sync == EVERY_STEP and cloud.reachability is not Reachability.SAME_NETWORK:
         fit = f"let all groups share one host ({MOST_PER_HOST} GPUs at the most), " if gpus else ""
         return (

@@ -178,6 +178,8 @@ class Candidates:
         self._round.tried.append(reason)
         if kind is Kind.CREDENTIALS or not self._left():
             return self._over(now_s)
+        if self._varies and host not in self._homes[self._left()[0]]:
+            self._scout = None  # the next place has no such host: another one finds out, or nobody ever would
         return None
 
     def gone(self, host: str) -> None:

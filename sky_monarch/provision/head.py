@@ -10,6 +10,7 @@ from typing import Any
 
 import structlog
 
+from sky_monarch.launch.cluster_plan import network_of
 from sky_monarch.launch.door import Door
 from sky_monarch.launch.head import Away
 from sky_monarch.provision.classify import plain
@@ -213,17 +214,25 @@ class Head:
 
 
 def pinned(choices: tuple[Mapping[str, Any], ...], infra: str | None) -> tuple[Mapping[str, Any], ...]:
-    """The choices, with all hosts exactly where the head is: that is where they reach it."""
+    """The choices, with all hosts in the network of the head: that is where they reach it.
+
+    No closer than that: where it is in that network says nothing of where there are GPUs. A choice that names a place
+    inside of it stays there.
+    """
     if infra is None:
         return choices
+    network = network_of(infra)
     found = []
     for choice in choices:
+        if str(choice.get("infra") or "").startswith(f"{network}/"):
+            found.append(choice)
+            continue
         tasks = [
             {
                 **one,
-                "task": {**one["task"], "resources": {**one["task"].get("resources", {}), "infra": infra}},
+                "task": {**one["task"], "resources": {**one["task"].get("resources", {}), "infra": network}},
             }
             for one in choice.get("tasks") or ()
         ]
-        found.append({**choice, "infra": infra, "tasks": tasks})
+        found.append({**choice, "infra": network, "tasks": tasks})
     return tuple(found)

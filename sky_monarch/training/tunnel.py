@@ -19,6 +19,10 @@ _LIMIT_S = 5.0
 _MOST_BYTES = 1 << 16
 
 
+class _RefusedError(ConnectionError):
+    """The agent has answered: an address cannot be had here."""
+
+
 class Tunnel:
     """This rank's word with its agent.
 
@@ -46,7 +50,9 @@ class Tunnel:
         wanted = tuple(dict.fromkeys(addresses))
         with self._lock:
             try:
-                _ask(self._socket or self._dial(), keep, wanted)
+                _ask(self._socket or self._dial(but=keep), keep, wanted)
+            except _RefusedError:
+                raise  # nothing has changed: the line stays, and all that leads somewhere over it
             except TimeoutError as error:
                 self._hang_up()
                 raise ConnectionError(f"the tunnel: no answer of the agent within {_LIMIT_S:g} s") from error
@@ -58,14 +64,23 @@ class Tunnel:
                 raise ConnectionError(f"the tunnel: {error}") from error
             self._kept[keep] = wanted
 
-    def _dial(self) -> socket.socket:
-        """Anew, with all that is kept: the agent let go of it with the last connection."""
+    def _dial(self, *, but: str) -> socket.socket:
+        """Anew, with all that is kept: the agent let go of it with the last connection.
+
+        Args:
+            but: The name that is asked for next: what was kept under it is not wanted any more.
+        """
         line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         line.settimeout(_LIMIT_S)
         self._socket = line
         line.connect(self._path)
-        for keep, addresses in self._kept.items():
-            _ask(line, keep, addresses)
+        for keep in [keep for keep in self._kept if keep != but]:
+            try:
+                _ask(line, keep, self._kept[keep])
+            except _RefusedError:
+                # Something else listens there by now, or its peer is gone. Asked for again each time, it would fail
+                # every later question; whoever needs it asks before they dial, and hears the reason then.
+                del self._kept[keep]
         return line
 
     def _hang_up(self) -> None:
@@ -90,4 +105,4 @@ def _ask(line: socket.socket, keep: str, addresses: tuple[str, ...]) -> None:
             raise ConnectionError("the tunnel: the agent hung up")
         answer += more
     if error := json.loads(answer)["error"]:
-        raise ConnectionError(f"the tunnel: {error}")
+        raise _RefusedError(f"the tunnel: {error}")

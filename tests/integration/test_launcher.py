@@ -18,7 +18,7 @@ from sky_monarch.launch.folder import RunFolder
 from sky_monarch.launch.head import Away
 from sky_monarch.launch.process import carrying
 from sky_monarch.provision.launcher import Launcher
-from sky_monarch.provision.provider import Kind, Provider, ProvisionError, Seen
+from sky_monarch.provision.provider import Kind, Launched, Provider, ProvisionError, Seen
 from sky_monarch.provision.requests import Phase, Record, Requests
 from sky_monarch.provision.skypilot import SkyPilotProvider
 from sky_monarch.sdk import _archive
@@ -49,6 +49,7 @@ class Site(Bench):
         run = {"run_id": RUN_ID, "name": "demo", "infra": "k8s", "head": HEAD, "created_ms": 1000}
         run["sockets"] = {"api": str(folder / "api.sock")}
         (folder / "run.json").write_text(json.dumps(run))
+        self.choices = CHOICES
         self.provider = FakeProvider()
         self.provider.doors[HEAD] = Door(socket=str(self.controller.api))
 
@@ -64,7 +65,7 @@ class Site(Bench):
     def launcher(
         self, provider: Provider | None = None, requests: Requests | None = None
     ) -> Iterator[Launcher]:
-        settings = self.settings(CHOICES, limits=LIMITS, head=AWAY)
+        settings = self.settings(self.choices, limits=LIMITS, head=AWAY)
         object.__setattr__(settings, "api", self.folder / "api.sock")
         found = requests or self.requests_file
         running = Launcher(settings, AWAY, provider or self.provider, found, threading.Event())
@@ -74,8 +75,10 @@ class Site(Bench):
             yield running
         finally:
             running.closing.set()
-            self.controller.want_all([])
-            thread.join(20)
+            deadline = time.monotonic() + 20
+            while thread.is_alive() and time.monotonic() < deadline:
+                self.controller.want_all([])  # whoever has just asked again is not waited for
+                thread.join(0.2)
             assert not thread.is_alive()
         assert not running.failed
 
@@ -94,6 +97,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 def test_the_head_comes_first_and_hosts_go_exactly_where_it_is(site: Site) -> None:
+    site.provider.script = lambda *_: Launched(place="ctx", infra="k8s/ctx", usd_per_hour=None)
     with site.launcher():
         site.controller.want_all(HOSTS)
         for host in HOSTS:
@@ -105,6 +109,25 @@ def test_the_head_comes_first_and_hosts_go_exactly_where_it_is(site: Site) -> No
         assert secret["secrets"] == {"KEY": "canary"}
     assert "canary" not in (site.folder / "requests.json").read_text()
     assert site.provider.downs == [], "what was up lives on"
+
+
+def test_the_first_host_chooses_the_zone_in_the_region_of_the_head(site: Site) -> None:
+    whole = choice("oci", [HEAD, *HOSTS], head={"kind": "cluster", "cluster": HEAD, "own": True})
+    site.choices = [{**whole, "hosts": whole["hosts"][1:]}]
+    places = {HEAD: "oci/us-sanjose-1/AD-1", "demo-h0": "oci/us-sanjose-1/AD-3"}
+    site.provider.script = lambda order, *_: Launched(
+        place=None, infra=places.get(order.host), usd_per_hour=None
+    )
+    with site.launcher():
+        for host in HOSTS:
+            site.controller.want(host)
+            site.controller.reported(host, "launched")
+
+    assert [(host, infra) for host, _, _, infra in site.provider.launches] == [
+        (HEAD, None),
+        ("demo-h0", None),
+        ("demo-h1", places["demo-h0"]),
+    ]
 
 
 def test_without_capacity_for_the_head_nothing_is_left_and_the_reason_is_told(site: Site) -> None:

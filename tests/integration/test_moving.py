@@ -129,7 +129,8 @@ def test_groups_are_placed_as_the_place_that_has_room_needs_it_and_no_other_host
             assert job.homes() == taken
             assert {host: job.dials(host) for host in taken} == taken
         tried = [(host, number) for host, _, number, _ in job.provider.launches]
-        assert tried[: len(full)] == [("demo-h0", number) for number in full], "one host finds out"
+        assert [number for _, number in tried[: len(full)]] == list(full), "one host finds out, whichever"
+        assert all(host in homes[number] for host, number in tried)
         assert sorted(tried[len(full) :]) == [(host, len(full)) for host in taken]
         assert job.provider.violations == []
         assert set(job.provider.clusters) == set(taken)
@@ -146,7 +147,8 @@ def test_where_no_place_has_room_the_next_round_places_groups_anew(tmp_path: Pat
             job.full = {1}
             job.up(*FOUR)
         assert job.homes() == FOUR
-        assert {number for host, _, number, _ in job.provider.launches if host != "demo-h0"} == {0}
+        tried = {(host, number) for host, _, number, _ in job.provider.launches}
+        assert {host for host, number in tried if number == 1} <= set(TWO), "the others are not there"
     finally:
         job.close()
 

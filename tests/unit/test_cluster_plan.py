@@ -243,7 +243,8 @@ def test_idle_gpus_are_said():
 def test_hosts_of_one_zone_follow_the_first_unless_the_job_names_the_zone():
     follows = "demo-h0 chooses the zone, the others follow it"
 
-    assert follows in first("infra: oci\nresources: {accelerators: MI300X:8}").notes
+    assert follows in first("infra: oci\nhead: here\nresources: {accelerators: MI300X:8}").notes
+    assert follows in first("infra: oci/eu\nresources: {accelerators: MI300X:8}").notes
     assert follows not in first("infra: oci/eu/ad-1\nresources: {accelerators: MI300X:8}").notes
     assert (
         follows
@@ -251,6 +252,21 @@ def test_hosts_of_one_zone_follow_the_first_unless_the_job_names_the_zone():
             "infra: oci\nsync: diloco(20)\nplacement: any\nresources: {accelerators: MI300X:8}"
         ).notes
     )
+
+
+@pytest.mark.parametrize("gpus", [8, 2])
+@pytest.mark.parametrize(("cloud", "has_zones"), [("oci", True), ("do", False)])
+def test_a_head_that_chooses_the_region_for_the_gpus_is_said_with_what_helps(cloud, has_zones, gpus):
+    resources = f"resources: {{accelerators: MI300X:{gpus}, gpus_per_host: 8}}"
+    notes = first(f"infra: {cloud}\n{resources}").notes
+
+    assert sum("in a region that SkyPilot chooses" in note for note in notes) == 1
+    assert any(f"write infra: {cloud}/REGION" in note for note in notes)
+    zone = "demo-h0 chooses the zone in the region of demo-head, the others follow it"
+    assert (zone in notes) == (has_zones and gpus == 8)
+    assert not any("demo-h0 chooses the zone, the others" in note for note in notes)
+    for named in (f"infra: {cloud}/somewhere", f"infra: {cloud}\nhead: here", "infra: k8s"):
+        assert not any("in a region that" in note for note in first(f"{named}\n{resources}").notes)
 
 
 def test_this_machine_is_one_host_without_tasks():

@@ -78,6 +78,26 @@ def test_what_cannot_be_is_refused_with_its_fix(text, words, fix):
     assert fix in error.hint
 
 
+@pytest.mark.parametrize("infra", ["do", "slurm", "k8s"])
+def test_a_spare_host_beside_groups_over_several_hosts_is_refused_before_it_has_a_price(infra):
+    text = f"infra: {infra}\nresources: {{accelerators: MI300X:16, gpus_per_host: 8}}\n"
+    assert len(plan(text).choices[0].hosts) == 8
+
+    with pytest.raises(
+        ConfigError, match="takes 2 hosts of 8, and a spare host takes whole groups only"
+    ) as caught:
+        plan(f"{text}recovery: {{spare: 1}}")
+    assert "leave recovery.spare out, or ask for 8 GPUs a group or fewer" in caught.value.hint
+
+
+def test_a_candidate_that_has_no_room_for_a_spare_is_left_out_beside_one_that_has():
+    text = "recovery: {spare: 1}\nresources: {gpus_per_host: 4, any_of: [%s]}"
+    found = plan(text % "{infra: slurm, accelerators: MI300X:8}, {infra: k8s, accelerators: MI300X:4}")
+
+    assert [choice.infra for choice in found.choices] == ["k8s"]
+    assert "whole groups only" in str(found.refused[0])
+
+
 @pytest.mark.parametrize("wanted", ["H100:8", "MI300X:0.5", "{MI300X: 0.5}", "MI999:8", "NVIDIA A100:1"])
 def test_a_gpu_of_another_make_an_unknown_one_and_a_part_of_one_are_refused_with_line_and_fix(wanted):
     with pytest.raises(ConfigError) as caught:

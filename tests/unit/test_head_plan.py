@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 
 from sky_monarch.config import JobSpec, load_job
+from sky_monarch.controller.model import initial_state
+from sky_monarch.controller.plans import Plans
+from sky_monarch.controller.scale_plan import plan_scale
+from sky_monarch.controller.settings import load_settings as load_controller
 from sky_monarch.enrolment import documents
 from sky_monarch.errors import ConfigError
 from sky_monarch.head import become_head
@@ -24,6 +28,12 @@ from tests.unit.test_remote_plan import IDENTITIES, SHIPMENT, local
 
 BASE = "name: demo\nreplicas: 2\nrun: python train.py\nenvs: {A: env-canary}\nsecrets: {S: secret-canary}\n"
 K8S = "infra: k8s\nresources: {accelerators: MI300X:1}\n"
+LISTENS = {
+    "SKY_MONARCH_LIGHTHOUSE_ADDR": "10.0.0.1:1",
+    "SKY_MONARCH_LIGHTHOUSE_CONTROL_ADDR": "10.0.0.1:2",
+    "SKY_MONARCH_CONTROLLER_ADDR": "10.0.0.1:3",
+    "SKY_MONARCH_LISTEN_FD": "9",
+}
 AUTHORITY = {"ca_pem": "ca", "key_pem": "authority-canary", "expires_s": 1}
 
 
@@ -137,6 +147,26 @@ def test_a_head_plans_itself_where_it_is(tmp_path):
     assert holders == ["private.json"]
 
 
+@pytest.mark.parametrize(
+    ("more", "homes"),
+    [("", {"demo-h0": (2, 3)}), (", memory_gib: 64", {"demo-h1": (2, 3)})],
+    ids=["by GPUs", "by memory"],
+)
+def test_a_head_elsewhere_scales_to_the_free_gpus_of_its_hosts_first(tmp_path, more, homes):
+    text = f"infra: k8s/ctx\nresources: {{accelerators: MI300X:2, gpus_per_host: 8{more}}}\n"
+    found = away(tmp_path, planned(text))
+    environ = {"SKY_MONARCH_HOST": json.dumps(found.told), "SKY_MONARCH_ENROLMENT": found.enrolment()}
+    config = become_head(tmp_path / "runs" / "demo-head-a1", environ, version="0.1.0")
+    certificate = dict.fromkeys(("name", "ca_pem", "cert_pem", "key_pem"), "x")
+    private = {**found.secret, "base_env": {}, "identities": {"controller": certificate}}
+    (config.parent / "private.json").write_text(json.dumps(private))
+
+    settings = load_controller(config.parent / "controller.json", LISTENS)
+    room = Plans(settings).room()
+    state = initial_state(settings.hosts, setup=False, provisioned=settings.provisioned)
+    assert plan_scale(state, Plans(settings).limits, 4, room).homes == homes
+
+
 def test_a_head_of_another_version_or_without_its_secret_is_refused(tmp_path):
     found = away(tmp_path, planned())
     told = {"SKY_MONARCH_HOST": json.dumps(found.told), "SKY_MONARCH_ENROLMENT": found.enrolment()}
@@ -173,7 +203,7 @@ def test_candidates_elsewhere_than_the_head_are_left_out_since_it_does_not_move(
     assert "elsewhere than their head, demo-head on k8s/a" in found.left_out[0]
 
 
-def test_hosts_are_launched_exactly_where_the_head_is():
+def test_hosts_are_launched_in_the_network_of_the_head():
     choices = tuple(choice.to_json() for choice in planned().choices)
 
     (moved,) = pinned(choices, "k8s/ctx")
@@ -181,6 +211,27 @@ def test_hosts_are_launched_exactly_where_the_head_is():
     assert moved["infra"] == "k8s/ctx"
     assert {one["task"]["resources"]["infra"] for one in moved["tasks"]} == {"k8s/ctx"}
     assert pinned(choices, None) is choices
+
+
+@pytest.mark.parametrize(
+    ("planned_for", "head", "place"),
+    [
+        ("oci", "oci/us-sanjose-1/AD-1", "oci/us-sanjose-1"),
+        ("oci/us-sanjose-1", "oci/us-sanjose-1/AD-1", "oci/us-sanjose-1"),
+        ("oci/us-sanjose-1/AD-2", "oci/us-sanjose-1/AD-2", "oci/us-sanjose-1/AD-2"),
+        ("do", "do/nyc2", "do/nyc2"),
+        ("slurm", "slurm/alps/cpu", "slurm/alps"),
+        ("slurm/alps/gpu", "slurm/alps/gpu", "slurm/alps/gpu"),
+        ("k8s", "k8s/arn:aws:eks:1/team", "k8s/arn:aws:eks:1/team"),
+    ],
+)
+def test_the_zone_of_the_head_is_not_that_of_the_gpus(planned_for, head, place):
+    task = {"resources": {"infra": planned_for}}
+    choices = ({"infra": planned_for, "tasks": [{"cluster": "demo-h0", "task": task}]},)
+
+    (found,) = pinned(choices, head)
+
+    assert (found["infra"], found["tasks"][0]["task"]["resources"]["infra"]) == (place, place)
 
 
 def test_what_may_still_bill_of_an_ended_run_is_every_cluster_whose_end_nobody_saw_the_head_too(tmp_path):

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
-from sky_monarch.config import JobSpec
+from sky_monarch.config import JobSpec, load_job
 from sky_monarch.controller import model
 from sky_monarch.controller.plans import DEVICE_ENV, Plans, build_environment
+from sky_monarch.controller.room import Room
 from sky_monarch.controller.settings import Settings, load_settings
 from sky_monarch.errors import ConfigError
+from sky_monarch.launch.cluster_plan import plan_clusters
 
 PYTHON = "/opt/sky/bin/python"
 
@@ -275,3 +277,46 @@ def test_an_address_of_the_lighthouse_is_needed(tmp_path: Path) -> None:
 def test_beyond_this_machine_our_lighthouse_is_dialled_with_tls(address: str, kind: str, url: str) -> None:
     known = dataclasses.replace(settings(), lighthouse_address=address, lighthouse_kind=kind)
     assert Plans(known, python=PYTHON).group(0, generation=1, max_restarts=9)["lighthouse"] == url
+
+
+# --- room for more groups ---------------------------------------------------------------------------
+
+
+def room(tmp_path: Path, resources: str, *, replicas: int = 2, **more: Any) -> Room:
+    """That of a run beyond this machine."""
+    text = f"name: demo\nreplicas: {replicas}\nrun: python train.py\ninfra: k8s/ctx\nresources: {resources}\n"
+    spec = load_job(text, base_dir=Path("/"))
+    (choice,) = plan_clusters(spec).choices
+    provisioner = {"provider": "skypilot", "choices": [choice.to_json()]}
+    (tmp_path / "provisioner.json").write_text(json.dumps(provisioner))
+    hosts = {"head": (), **{host.cluster: host.groups for host in choice.hosts}}
+    known = dataclasses.replace(settings(), job=spec.public_dict(), hosts=hosts, run_dir=tmp_path, **more)
+    return Plans(known).room()
+
+
+@pytest.mark.parametrize("asked", ["cpus: 16+", "memory_gib: 64+", "cpus: 16+, memory_gib: 64+"])
+def test_a_host_that_was_asked_for_the_cores_and_memory_of_its_groups_takes_no_more(
+    tmp_path: Path, asked: str
+) -> None:
+    gpus = "accelerators: MI300X:2, gpus_per_host: 8"
+    assert (room(tmp_path, f"{{{gpus}}}").per_host, room(tmp_path, f"{{{gpus}}}").most) == (4, 4)
+
+    sized = room(tmp_path, f"{{{gpus}, {asked}}}")
+    assert (sized.per_host, sized.most) == (2, 2)
+    with pytest.raises(ConfigError, match="all groups on one host"):
+        sized.require(4)
+
+
+def test_a_host_that_was_asked_for_fewer_groups_than_the_first_takes_as_few(tmp_path: Path) -> None:
+    found = room(tmp_path, "{accelerators: MI300X:2, gpus_per_host: 4, cpus: 16+}", replicas=3)
+
+    assert [found.on(f"demo-h{number}") for number in range(3)] == [2, 1, 2], "a new host is as the first"
+    plain = room(tmp_path, "{accelerators: MI300X:2, gpus_per_host: 4}", replicas=3)
+    assert [plain.on(f"demo-h{number}") for number in range(3)] == [2, 2, 2]
+
+
+def test_a_head_that_is_a_cluster_knows_that_too(tmp_path: Path) -> None:
+    resources = "{accelerators: MI300X:2, gpus_per_host: 4, memory_gib: 64}"
+    found = room(tmp_path, resources, replicas=3, collect_s=60.0)
+
+    assert [found.on(f"demo-h{number}") for number in range(3)] == [2, 1, 2]

@@ -178,6 +178,19 @@ def test_a_host_that_the_next_place_does_not_need_tries_nothing_there():
     assert candidates.next("h0", 1) == Turn(choice=1)
 
 
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_scout_that_the_next_place_does_not_need_leaves_the_search_to_a_host_that_is_there(restart):
+    candidates = Candidates(2, homes=[SMALL, LARGE])
+    assert candidates.next("h1", 1) == Turn(choice=0)
+    assert candidates.next("h0", 1) is None
+    assert candidates.failed("h1", 0, Kind.CAPACITY, "none") is None
+    if restart:
+        candidates = restored(candidates, 2, homes=[SMALL, LARGE])
+
+    assert candidates.next("h1", 1) is None
+    assert candidates.next("h0", 1) == Turn(choice=1), "h1 would wait for itself, and all others for h1"
+
+
 def test_others_are_launched_only_once_the_controller_has_placed_groups_for_them():
     candidates = Candidates(2, homes=[LARGE, SMALL])
     candidates.next("h0", 1)

@@ -8,7 +8,7 @@ import pytest
 
 from sky_monarch.controller import model
 from sky_monarch.controller.model import GroupPhase, HostPhase, RunPhase, StartGroup, StopGroup
-from sky_monarch.controller.room import Room, find_room
+from sky_monarch.controller.room import Room, find_room, room_after
 from sky_monarch.controller.scale_plan import plan_scale
 from sky_monarch.errors import ConfigError
 from tests.support.host_policies import HostRun
@@ -238,6 +238,30 @@ def test_what_cannot_be_is_refused_with_what_could() -> None:
     run.down()
     with pytest.raises(ConfigError, match="is ending: down was called"):
         plan_scale(run.state, run.limits, 4, ROOM)
+
+
+def test_a_group_goes_to_a_new_host_rather_than_to_one_that_was_asked_for_fewer() -> None:
+    limits = dataclasses.replace(LIMITS, replicas=3, min_replicas=1)
+    run = HostRun(limits, hosts={"job-h0": (0, 1), "job-h1": (2,)})
+    run.up()
+    room = Room(per_host=2, stem="job")
+    assert plan_scale(run.state, run.limits, 4, room).homes == {"job-h1": (3,)}
+
+    sized = dataclasses.replace(room, asked={"job-h0": 2, "job-h1": 1})
+    assert plan_scale(run.state, run.limits, 5, sized).homes == {"job-h2": (3, 4)}
+    scale(run, 4, sized)
+    assert plan_scale(run.state, run.limits, 5, sized).homes == {"job-h2": (4,)}
+
+
+def test_after_a_job_has_moved_a_host_takes_as_many_groups_as_it_was_asked_for_there() -> None:
+    limits = dataclasses.replace(LIMITS, replicas=3, min_replicas=1)
+    run = HostRun(limits, hosts={"job-h0": (0, 1), "job-h1": (2,)})
+    moved = dataclasses.replace(run.state, placement=1)
+    sized = Room(per_host=3, stem="job", asked={"job-h0": 3})
+
+    found = room_after(sized, moved)
+    assert [found.on(f"job-h{number}") for number in range(3)] == [2, 1, 2]
+    assert room_after(dataclasses.replace(sized, asked={}), moved).on("job-h1") == 2
 
 
 def test_room_is_what_devices_and_cores_of_this_machine_allow(tmp_path) -> None:

@@ -20,7 +20,7 @@ class Agent:
     """Answers as told, and remembers what it was asked, a list for each connection."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.asked, self.error = path, [], None
+        self.path, self.asked, self.error, self.taken = path, [], None, set()
         self._lines: list[socket.socket] = []
         self._answering: list[threading.Thread] = []
         self._listener = socket.socket(socket.AF_UNIX)
@@ -46,7 +46,9 @@ class Agent:
         with line, line.makefile() as texts:
             for text in texts:
                 questions.append(json.loads(text))
-                line.sendall(json.dumps({"error": self.error}).encode() + b"\n")
+                taken = [one for one in questions[-1]["reach"] if one in self.taken]
+                error = f"{taken[0]} cannot be had on this host" if taken else self.error
+                line.sendall(json.dumps({"error": error}).encode() + b"\n")
 
     def hang_up(self) -> None:
         for line in self._lines:
@@ -86,7 +88,56 @@ def test_what_cannot_be_reached_is_an_error_of_the_rendezvous_and_not_the_last_w
 
     agent.error = None
     tunnel.reach("mesh", HERE[1:])
+    refused, had = agent.asked[-1]
+    assert refused == {"keep": "mesh", "reach": HERE}
+    assert had == {"keep": "mesh", "reach": HERE[1:]}
+    tunnel.close()
+
+
+def test_a_refusal_costs_nothing_that_was_reached_before(agent: Agent) -> None:
+    tunnel = Tunnel(f"unix:{agent.path}")
+    tunnel.reach("store", HERE[:1])
+    agent.taken = {HERE[1]}
+    with pytest.raises(ConnectionError, match="cannot be had on this host"):
+        tunnel.reach("mesh", HERE)
+
+    tunnel.reach("state", HERE[:1])
+    assert len(agent.asked) == 1, "the agent lets go of everything with the connection"
+    tunnel.close()
+
+
+def test_an_address_that_is_taken_by_now_does_not_keep_its_own_replacement_away(agent: Agent) -> None:
+    tunnel = Tunnel(f"unix:{agent.path}")
+    tunnel.reach("mesh", HERE[:1])
+    agent.hang_up()
+    agent.taken = {HERE[0]}
+    with pytest.raises(ConnectionError):
+        tunnel.reach("mesh", HERE[1:])  # how it learns that the agent is another one
+
+    tunnel.reach("mesh", HERE[1:])
     assert agent.asked[-1] == [{"keep": "mesh", "reach": HERE[1:]}]
+    tunnel.close()
+
+
+def test_an_address_that_is_taken_by_now_does_not_keep_others_away(agent: Agent) -> None:
+    tunnel = Tunnel(f"unix:{agent.path}")
+    tunnel.reach("store", HERE[:1])
+    tunnel.reach("mesh", HERE[1:])
+    agent.hang_up()
+    agent.taken = {HERE[0]}
+    with pytest.raises(ConnectionError):
+        tunnel.reach("state", HERE[1:])
+
+    tunnel.reach("state", HERE[1:])
+    asked = [question["keep"] for question in agent.asked[-1]]
+    assert asked == ["store", "mesh", "state"]
+    agent.hang_up()
+    with pytest.raises(ConnectionError):
+        tunnel.reach("state", HERE[1:])
+    tunnel.reach("state", HERE[1:])
+    assert [question["keep"] for question in agent.asked[-1]] == ["mesh", "state"], "it is asked for once"
+    with pytest.raises(ConnectionError, match="cannot be had on this host"):
+        tunnel.reach("store", HERE[:1])
     tunnel.close()
 
 
