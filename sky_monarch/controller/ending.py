@@ -81,7 +81,8 @@ class Ending(Turn):
         self._change(phase=self.state.outcome or RunPhase.FAILED, reason=reason)
         for host in self.state.hosts:
             never = not self.state.launched  # there was nobody who could have made it
-            if host.provisioned and host.phase is not HostPhase.GIVEN_UP and (host.gone or never):
+            over = never or (host.gone and host.replaces is None)
+            if host.provisioned and host.phase is not HostPhase.GIVEN_UP and over:
                 host = self._host(host.name, phase=HostPhase.DOWN, gone=True)
             self._shutdown(host)
 
@@ -137,7 +138,8 @@ class Ending(Turn):
             self._empty(group, host.name, phase=phase)
         became = HostPhase.GIVEN_UP if host.phase is HostPhase.GIVEN_UP else HostPhase.DOWN
         replaces = None if whole else host.replaces
-        changes = {"connected": False, "doubted": False, "trouble": None, "replaces": replaces}
+        trouble = None if replaces is None else host.trouble  # of the older attempt, which is still awaited
+        changes = {"connected": False, "doubted": False, "trouble": trouble, "replaces": replaces}
         self._host(host.name, phase=became, gone=True, **changes)
 
     def _retire(self, host: Host) -> None:

@@ -47,13 +47,23 @@ class FailureKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostReport:
-    """The launcher says what became of one attempt at a host."""
+    """The launcher says what became of one attempt at a host.
+
+    Attributes:
+        host: Which.
+        attempt: Which attempt.
+        state: What became of it.
+        kind: Of a failure.
+        reason: Why.
+        left: Of a failed launch: a cluster of it may be there all the same, for it could not be taken down.
+    """
 
     host: str
     attempt: int
     state: HostReported
     kind: FailureKind | None = None
     reason: str | None = None
+    left: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

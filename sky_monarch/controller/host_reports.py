@@ -25,7 +25,7 @@ __all__ = ["HOST_EVENTS", "check_head_bill", "check_host_report", "check_placeme
 _Words = TypeVar("_Words", bound=StrEnum)
 _MAX_REASON, _MAX_PLACE = 4000, 200
 _MOST_FINDINGS = 3
-_FIELDS = frozenset({"host", "attempt", "state", "kind", "reason", "choice", "place", "usd_per_hour"})
+_FIELDS = frozenset({"host", "attempt", "state", "kind", "reason", "left", "choice", "place", "usd_per_hour"})
 
 
 def check_host_report(
@@ -61,6 +61,9 @@ def check_host_report(
     choice = report.get("choice")
     if choice is not None and not _whole(choice, 0, max(0, choices - 1)):
         raise ConfigError(f"choice {choice!r:.20} is not one of the {choices} of this job")
+    left = report.get("left", False)
+    if not isinstance(left, bool):
+        raise ConfigError(f"left is {left!r:.20}, not true or false")
     return {
         "event": "host_report",
         "host": host,
@@ -68,6 +71,7 @@ def check_host_report(
         "state": str(state),
         "kind": kind,
         "reason": _text(report.get("reason"), _MAX_REASON, "reason"),
+        "left": left,
         "choice": choice,
         "place": _text(report.get("place"), _MAX_PLACE, "place"),
         "usd_per_hour": _price(report.get("usd_per_hour")),
@@ -167,6 +171,7 @@ def _host_report(row: Mapping[str, Any]) -> HostReport:
         state=HostReported(row["state"]),
         kind=None if row["kind"] is None else FailureKind(row["kind"]),
         reason=row["reason"],
+        left=row.get("left", False),  # rows of an older version do not have it
     )
 
 

@@ -80,7 +80,8 @@ class Host:
         probe: Where others try whether they reach it.
         examining: It is being looked at; none of its groups starts before that is over.
         pairs: Ways to others that are not proved; none of its groups starts before they are.
-        emptied: The run was scaled below its groups: it is kept only until their last output is read.
+        emptied: Its groups were given up, or the run was scaled below them: it is kept only until their last output is
+            read.
     """
 
     name: str

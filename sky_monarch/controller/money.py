@@ -172,8 +172,9 @@ class MoneyBook:
                 bill.usd_per_hour = account.usd_per_hour
         elif state in ("ended", "down"):
             account.settle(attempt, self._clock.total_s)
-        elif state == "failed" and (failed := account.bills.get(attempt)) is not None:
-            if failed.came:
+        elif state == "failed" and not row.get("left") and (failed := account.bills.get(attempt)) is not None:
+            # What is left behind bills on until it is down. An error may have come after the machines.
+            if failed.came or row["kind"] == "error":
                 account.settle(attempt, self._clock.total_s)
             else:
                 del account.bills[attempt]  # there was nothing that could be billed

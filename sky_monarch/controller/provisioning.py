@@ -198,7 +198,7 @@ class Provisioning:
                 "attempt": host.attempt,
                 "phase": str(host.phase),
                 "reason": host.reason,
-                "gone": host.gone,
+                "gone": host.gone and host.replaces is None,
                 "since_ms": memory.since_ms.get(host.name, self._settings.created_ms),
                 **memory.money.document(host.name, *now),
             }

@@ -72,14 +72,15 @@ class Replacing(Verdict):
             case HostReported.FAILED if host.away and not host.over:
                 self._launch_failed(host, event)
             case HostReported.DOWN_FAILED:
-                self._host(host.name, trouble=event.reason or "the launcher could not take it down")
+                trouble = event.reason or "the launcher could not take it down"
+                self._host(host.name, trouble=trouble, gone=False)
 
     def _host_ended(self, host: Host, event: HostReport) -> None:
         if self._ending:
             self._reaped(host, whole=event.state is HostReported.DOWN)
             return
         if host.over:
-            self._host(host.name, gone=True)
+            self._host(host.name, gone=True, trouble=None)
         elif host.phase is not HostPhase.WANTED:  # else it is a word on the attempt before, wrongly numbered
             told = "its provider ended it" if event.state is HostReported.ENDED else "it was taken down"
             self._lose(host, f"{told}: {event.reason}" if event.reason else told, gone=True, fault=False)
@@ -87,14 +88,16 @@ class Replacing(Verdict):
     def _launch_failed(self, host: Host, event: HostReport) -> None:
         kind = event.kind or FailureKind.ERROR
         why = event.reason or f"its launch failed ({kind})"
+        # What helps against the failure is one thing, and whether something of it was left standing another.
+        host = self._host(host.name, trouble=why if event.left else host.trouble)
         if kind is FailureKind.ERROR:
             self._lose(host, why, gone=False, fault=True)  # of which a cluster may be left
             return
-        host = self._host(host.name, gone=True)
+        host = self._host(host.name, gone=not event.left)
         if kind is FailureKind.CAPACITY:
-            self._lose(host, why, gone=True, fault=False, pause=True)
+            self._lose(host, why, gone=host.gone, fault=False, pause=True)
             return
-        self._vacate(host, why, jump=False)
+        self._vacate(host, why, jump=event.left)
         code = _NO_CREDENTIALS if kind is FailureKind.CREDENTIALS else _NO_CAPACITY
         self._give_up_host(self.state.host(host.name), why, exit_code=code)
 

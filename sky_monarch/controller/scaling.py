@@ -3,7 +3,7 @@
 The number that is wanted is kept; what follows from it is drawn at each event, so that a controller that died half-way
 goes on. The groups with the lowest numbers stay. Those above leave the quorum in order, as at a notice that their
 host is taken away, and hosts that nothing is left on are let go. While a group that stays is awaited none of the others
-has to go: no good host is given up for one that is not there.
+has to go: no good host is given up for one that is not there. Hosts are let go also where groups were given up.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ class Scaling(Probing):
         """The host of groups that there never were; asked for, where it was none of the run before."""
         if name in self.state.places:
             host = self.state.host(name)
-            return self._host(name, replicas=(*host.replicas, *replicas))
+            if host.emptied:
+                self.actions.append(CancelTimer(name=empty_timer(name)))
+            return self._host(name, replicas=(*host.replicas, *replicas), emptied=False)
         host = Host(
             name=name,
             replicas=replicas,
@@ -112,7 +114,18 @@ class Scaling(Probing):
         if host.phase in _KEPT_FOR_GOOD or not host.replicas:
             return False
         groups = map(self.state.groups.__getitem__, host.replicas)
-        return all(group.dropped and group.at_rest for group in groups)
+        return all(
+            (group.dropped or group.phase is GroupPhase.GIVEN_UP) and group.at_rest for group in groups
+        )
+
+    def _phase_while_active(self) -> None:
+        """A run that goes on without some of its groups pays for no host that has only those."""
+        for replica in sorted(self.touched) if self.state.outcome is None else ():
+            group = self.state.groups[replica]
+            if group.phase is GroupPhase.GIVEN_UP:
+                for name in group.hosts:
+                    self._let_go_if_empty(self.state.host(name))
+        super()._phase_while_active()
 
     def _let_go_if_empty(self, host: Host) -> None:
         if host.emptied or not self._is_empty(host):
@@ -133,12 +146,15 @@ class Scaling(Probing):
 
     def _dismiss(self, host: Host) -> None:
         """Have a host no more."""
+        groups = [self.state.groups[replica] for replica in host.replicas]
+        given_up = not any(group.dropped for group in groups)
+        why = "every group of it was given up" if given_up else self._why
         if host.connected:
-            shutdown = Shutdown(host=host.name, grace_s=self.limits.grace_s, reason=self._why)
+            shutdown = Shutdown(host=host.name, grace_s=self.limits.grace_s, reason=why)
             self.actions.append(shutdown)
         timers = (agent_timer, doubt_timer, host_timer, probe_timer, empty_timer)
         self.actions += [CancelTimer(name=of(host.name)) for of in timers]
-        self._host(host.name, phase=HostPhase.DOWN, pairs=(), emptied=False, reason=self._why)
+        self._host(host.name, phase=HostPhase.DOWN, pairs=(), emptied=False, reason=why)
         self._forget_pairs_with(host.name)
 
     @property

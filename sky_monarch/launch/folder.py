@@ -133,13 +133,20 @@ class RunFolder:
         named = self.info.get("hosts")
         return tuple(host for host in named if isinstance(host, str)) if isinstance(named, list) else ()
 
-    def clusters(self) -> tuple[tuple[str, str], ...]:
-        """``(host, cluster)`` of what was asked of a provider and has not been seen to go: of each attempt its own."""
+    def clusters(self) -> tuple[tuple[str, str, bool], ...]:
+        """``(host, cluster, stands)`` of what was asked of a provider and has not been taken down, by attempt.
+
+        What stands bills whatever else is known of its host: it has not been seen to end, or would not go.
+        """
         asked = _read_json(self.path / "requests.json") or {}
         hosts, older = asked.get("hosts"), asked.get("older")
-        records = [*(hosts.values() if isinstance(hosts, dict) else ()), *(older or ())]
-        with contextlib.suppress(KeyError, TypeError):
-            return tuple((one["host"], cluster_name(one["host"], one["attempt"])) for one in records)
+        newest = list(hosts.values()) if isinstance(hosts, dict) else []
+        with contextlib.suppress(KeyError, TypeError, AttributeError):
+            return tuple(
+                (one["host"], cluster_name(one["host"], one["attempt"]), old or _stands(one))
+                for records, old in ((newest, False), (older or (), True))
+                for one in records
+            )
         return ()
 
     @property
@@ -320,6 +327,12 @@ class RunFolder:
         """Remove the folder and everything in it."""
         self.settle(keep=False)
         shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _stands(record: dict[str, Any]) -> bool:
+    """Whether the cluster of the newest attempt at a host is there, as far as whoever asked for it knows."""
+    launching = record.get("phase") == "launching" and record.get("choice") is not None
+    return launching or record.get("phase") == "up" or bool(record.get("left"))
 
 
 def _folders(root: Path) -> list[RunFolder]:

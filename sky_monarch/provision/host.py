@@ -15,7 +15,15 @@ from sky_monarch.provision.candidates import Exhausted
 from sky_monarch.provision.classify import plain
 from sky_monarch.provision.client import Backoff
 from sky_monarch.provision.leaving import Leaving, down_within
-from sky_monarch.provision.provider import HostOrder, Kind, Launched, ProvisionError, Superseded, Turn
+from sky_monarch.provision.provider import (
+    HostOrder,
+    Kind,
+    Launched,
+    ProvisionError,
+    Superseded,
+    Turn,
+    planned_price,
+)
 from sky_monarch.provision.requests import Phase, Record
 from sky_monarch.provision.shared import Shared
 
@@ -348,11 +356,16 @@ class Host:
             record = self._shared.requests.get(self.name)
             if record is not None and record.asked_ms is not None and record.choice == turn.choice:
                 return record
-            return self._shared.keep(_record(order, turn, Phase.LAUNCHING))
+            # It bills from now on, by the plan until the provider has said what it really costs.
+            price = planned_price(self._shared.choices[turn.choice], self.name)
+            return self._shared.keep(replace(_record(order, turn, Phase.LAUNCHING), usd_per_hour=price))
 
     def _clean_up(self, order: HostOrder, error: ProvisionError) -> ProvisionError:
         """After a failed launch SkyPilot leaves what there is of the cluster, for people to look at: it costs."""
-        if (left := self._down_within(order.cluster, _CLEAN_UP_S)) is None:
+        left = self._down_within(order.cluster, _CLEAN_UP_S)
+        # Written down: the kind of the failure, which says what helps, says nothing of this.
+        self._shared.requests.change(self.name, left="" if left is None else plain(str(left)))
+        if left is None:
             return error
         text = f"{error}; what there is of {order.cluster} may still bill: {left}"
         return ProvisionError(text, kind=error.kind)
@@ -371,6 +384,7 @@ class Host:
             choice=tried.choice if tried else None,
             kind=over.kind,
             reason=text,
+            left=tried.left if tried else "",
         )
         self._report(self._shared.keep(record), "failed")
 
@@ -394,6 +408,8 @@ class Host:
             self._report(replace(told, reason=order.reason), "down")
             return
         while (left := self._down_within(known.cluster, shared.limits.down_s)) is not None:
+            if record is not None:
+                shared.requests.change(self.name, left=plain(str(left)))
             self._report(replace(told, reason=f"{known.cluster} may still bill: {left}"), "down_failed")
             if self._stop.wait(shared.limits.down_again_s):
                 raise Superseded

@@ -318,6 +318,8 @@ class Launcher:
         for name, left in hosts.items():
             if left is None and self._requests.get(name) is not None:
                 self._requests.drop(name, candidates=self._requests.candidates)
+            for older in self._requests.older(name) if left is None else ():
+                self._requests.forget(older)
         left_over = {**hosts, self._head.name: head}
         write_final(self._settings.run_dir, self._status, left_over, ended, bill=bill)
         _log.info("the run has ended", left=[name for name, why in {**hosts, "head": head}.items() if why])

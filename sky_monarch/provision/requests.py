@@ -54,6 +54,8 @@ class Record:
         usd_per_hour: What it costs.
         kind: Of a failure.
         reason: Why it ended or failed.
+        left: Why its cluster could not be taken down, where something of it may be left; empty where nothing is known
+            to be.
     """
 
     host: str
@@ -68,6 +70,7 @@ class Record:
     usd_per_hour: float | None = None
     kind: str | None = None
     reason: str = ""
+    left: str = ""
 
     @property
     def cluster(self) -> str:
@@ -77,7 +80,7 @@ class Record:
     @property
     def stands(self) -> bool:
         """Whether its cluster is there as far as is known: it holds room, and bills."""
-        return self.phase in (Phase.LAUNCHING, Phase.UP)
+        return self.phase in (Phase.LAUNCHING, Phase.UP) or bool(self.left)
 
     @property
     def asked(self) -> bool:

@@ -109,6 +109,7 @@ class Shared:
                 "state": state,
                 "kind": kind,
                 "reason": reason,
+                "left": state == "failed" and bool(record.left),
                 "choice": record.choice,
                 "place": record.place,
                 "usd_per_hour": record.usd_per_hour,

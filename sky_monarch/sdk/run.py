@@ -349,13 +349,17 @@ class Run(AbstractContextManager["Run"]):
         every = dict.fromkeys((*self.hosts, *known))  # those included that it was scaled to
         left = [host for host in every if host not in known or known[host].phase != "DOWN"]
         asked = self._folder.clusters()
-        names = [cluster for host, cluster in asked if host in left]
+        head = self._folder.head
+        # Of a host that counts as down there may be a cluster all the same: an older attempt's, or one that came late.
+        # The record of the head outlives it.
+        names = [cluster for host, cluster, stands in asked if host in left or (stands and host != head)]
+        recorded = {host for host, *_ in asked}
         names += [
             cluster_name(host, known[host].attempt if host in known else 1)
             for host in left
-            if host not in dict(asked)
+            if host not in recorded
         ]
-        if (head := self._folder.head) and (head not in known or known[head].phase != "DOWN"):
+        if head and (head not in known or known[head].phase != "DOWN"):
             names.append(head)
         return tuple(sorted(dict.fromkeys(names)))
 

@@ -250,6 +250,7 @@ def test_a_head_that_is_gone_takes_every_attempt_along_and_hosts_that_the_plan_h
 
     assert final["state"] == "FAILED"
     assert set(site.provider.downs) >= {newest, older, "demo-h7"}
+    assert site.requests_file.older() == (), "or they may still bill"
     assert site.provider.clusters == {}
     assert all(host["gone"] for host in final["hosts"])
 

@@ -78,6 +78,67 @@ def test_where_every_choice_fails_the_reasons_of_all_are_told_once_for_the_whole
     assert {number for _, attempt, number, _ in provider.launches if attempt == 2} == {0}
 
 
+@pytest.mark.parametrize("kind", [Kind.CAPACITY, Kind.REFUSED, Kind.CREDENTIALS])
+def test_a_failed_launch_whose_cluster_does_not_go_is_told_as_that_by_each_process_until_it_is_gone(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, kind: Kind
+) -> None:
+    monkeypatch.setattr("sky_monarch.provision.host._CLEAN_UP_S", 0.1)
+    provider = FakeProvider(failing(c0=kind))
+    provider.undown = [ProvisionError("the API answered 503") for _ in range(10_000)]
+    plan_of_one = plan("oci", hosts=HOSTS[:1])
+    for told in (1, 2):
+        with bench.provisioner(provider, plan_of_one):
+            bench.controller.want("demo-h0")
+            eventually(lambda told=told: bench.controller.states("demo-h0").count("failed") == told)
+        failed = bench.controller.reported("demo-h0", "failed")
+        assert (failed["kind"], failed["left"]) == (str(kind), True), "something of it is left"
+        assert "what there is of demo-h0 may still bill: the API answered 503" in failed["reason"]
+        bench.controller.reports = [one for one in bench.controller.reports if one["state"] == "failed"]
+    assert provider.clusters == {"demo-h0": 1}
+    assert bench.record("demo-h0")["left"] == "the API answered 503"
+
+    with bench.provisioner(provider, plan_of_one):
+        bench.controller.want("demo-h0", "down")
+        bench.controller.reported("demo-h0", "down_failed")
+        provider.undown = []
+        bench.controller.reported("demo-h0", "down")
+    assert provider.clusters == {}
+    assert bench.record("demo-h0") == {}
+
+
+def test_what_a_failed_launch_left_behind_is_told_to_be_down_beside_the_next_attempt(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sky_monarch.provision.host._CLEAN_UP_S", 0.1)
+    provider = FakeProvider(failing(c0=Kind.CAPACITY))
+    provider.undown = [ProvisionError("the API answered 503") for _ in range(10_000)]
+    with bench.provisioner(provider, plan("oci", hosts=HOSTS[:1])):
+        bench.controller.want("demo-h0")
+        assert bench.controller.reported("demo-h0", "failed")["left"]
+        provider.script = always_up
+        bench.controller.want("demo-h0", attempt=2, replaces=1)
+        bench.controller.reported("demo-h0", "launched", attempt=2)
+        bench.controller.reported("demo-h0", "down_failed")
+        provider.undown = []
+        bench.controller.reported("demo-h0", "down")  # else it is waited for, and billed
+    assert provider.clusters == {"demo-h0-a2": 2}
+
+
+def test_a_launch_is_told_with_the_price_of_the_plan_from_its_beginning(bench: Bench) -> None:
+    provider = FakeProvider(failing(c0=Kind.CAPACITY))
+    choices = [choice("oci", HOSTS[:2]), choice("azure", HOSTS[:2], usd_per_hour=31.0, head_usd_per_hour=1.0)]
+    with bench.provisioner(provider, choices):
+        bench.controller.want_all(HOSTS[:2])
+        for host in HOSTS[:2]:
+            bench.controller.reported(host, "launched")
+    told = [(one["choice"], one["state"], one["usd_per_hour"]) for one in bench.controller.reports]
+    planned = sorted(one for one in told if one[1] == "launching")
+    assert planned == [(0, "launching", 5.0), (1, "launching", 15.0), (1, "launching", 15.0)], (
+        "its launch has a price"
+    )
+    assert {one for one in told if one[1] == "launched"} == {(1, "launched", 2.0)}, "what it really costs"
+
+
 def test_wrong_credentials_end_the_search_at_once(bench: Bench) -> None:
     provider = FakeProvider(failing(c0=Kind.CREDENTIALS))
     with bench.provisioner(provider, plan("oci", "runpod")):

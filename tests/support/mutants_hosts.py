@@ -146,8 +146,8 @@ HOSTS = [
         f"{_POLICY}test_no_capacity_is_waited_for_with_a_pause_that_doubles_and_without_an_end",
         "assert",
         module="controller/replacing.py",
-        old="            self._lose(host, why, gone=True, fault=False, pause=True)\n",
-        new="            self._lose(host, why, gone=True, fault=True, pause=True)\n",
+        old="            self._lose(host, why, gone=host.gone, fault=False, pause=True)\n",
+        new="            self._lose(host, why, gone=host.gone, fault=True, pause=True)\n",
     ),
     Mutant(
         f"{_POLICY}test_who_does_not_answer_may_be_dead_and_holds_up_nobody",
@@ -165,6 +165,13 @@ HOSTS = [
         new="now",
     ),
     # Money: what may bill is waited for, and counted.
+    Mutant(
+        f"{_POLICY}test_a_run_whose_failed_launch_left_something_behind_ends_only_when_that_is_down[refused]",
+        "assert",
+        module="controller/replacing.py",
+        old="gone=not event.left",
+        new="gone=True",
+    ),
     Mutant(
         f"{_POLICY}test_the_end_waits_until_every_host_is_down_and_the_head_goes_last",
         "assert",

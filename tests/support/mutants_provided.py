@@ -34,6 +34,27 @@ PROVIDED = [
     ),
     replaced(
         "provision/host.py",
+        'left=tried.left if tried else ""',
+        'left=""',
+        f"{PROVISION}test_a_failed_launch_whose_cluster_does_not_go_is_told_as_that_by_each_process_until_it_is_gone",
+        "something of it is left",
+    ),
+    replaced(
+        "provision/host.py",
+        "Phase.LAUNCHING), usd_per_hour=price)",
+        "Phase.LAUNCHING))",
+        f"{PROVISION}test_a_launch_is_told_with_the_price_of_the_plan_from_its_beginning",
+        "its launch has a price",
+    ),
+    replaced(
+        "provision/requests.py",
+        " or bool(self.left)\n",
+        "\n",
+        f"{PROVISION}test_what_a_failed_launch_left_behind_is_told_to_be_down_beside_the_next_attempt",
+        "demo-h0 attempt 1 is down",
+    ),
+    replaced(
+        "provision/host.py",
         "if error.kind is not Kind.ERROR or not left:",
         "if True:",
         f"{PROVISION}test_an_error_on_the_way_is_tried_again_a_few_times_and_a_refusal_is_not",

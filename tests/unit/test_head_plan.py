@@ -244,6 +244,8 @@ def test_what_may_still_bill_of_an_ended_run_is_every_cluster_whose_end_nobody_s
     (folder / "final.json").write_text(json.dumps(final))
     assert Run(RunFolder(folder)).may_bill() == ("demo-h1", "demo-head")
     told.append({"host": "demo-head", "phase": "DOWN"})
+    heads = {"host": "demo-head", "attempt": 1, "phase": "up", "choice": 0}
+    (folder / "requests.json").write_text(json.dumps({"hosts": {"demo-head": heads}}))
     (folder / "final.json").write_text(json.dumps(final))
     assert Run(RunFolder(folder)).may_bill() == ("demo-h1",)
 

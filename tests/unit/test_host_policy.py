@@ -168,6 +168,84 @@ def test_what_is_refused_is_not_tried_again_and_fails_a_run_that_needs_it(kind: 
     assert "quota 0 of 8 MI300X; 2 of 3 replica groups can go on" in (run.state.reason or "")
 
 
+@pytest.mark.parametrize("kind", ["capacity", "refused", "credentials", "error"])
+def test_a_run_whose_failed_launch_left_something_behind_ends_only_when_that_is_down(kind: str) -> None:
+    run = HostRun()
+    for host in ("h0", "h2"):
+        run.report(host, "failed", kind="capacity", reason="no room")
+    why = "no room; what there is of h1 may still bill: the API answered 503"
+    run.report("h1", "failed", kind=kind, reason=why, left=True)
+    assert not run.host("h1").gone
+    run.down()
+    run.timer("reap")
+    assert run.state.phase is RunPhase.STOPPING
+    attempt = run.host("h1").attempt
+    run.report("h1", "down_failed", attempt=attempt, reason="h1 may still bill: the API answered 503")
+    assert run.state.phase is RunPhase.STOPPING
+    run.report("h1", "down", attempt=attempt)
+    assert run.state.phase is RunPhase.CANCELLED
+    assert "may still bill" not in (run.state.reason or "")
+
+
+def test_what_a_failed_launch_left_behind_is_named_where_it_never_goes() -> None:
+    run = HostRun()
+    why = "quota; what there is of h1 may still bill: the API answered 503"
+    run.report("h1", "failed", kind="refused", reason=why, left=True)
+    run.down()
+    run.timer("reap")
+    run.timer("reap")
+    assert run.state.phase is RunPhase.CANCELLED
+    assert f"host h1 may still bill: {why}" in (run.state.reason or "")
+    assert not run.host("h1").gone
+
+
+def test_why_an_older_attempt_does_not_go_is_told_at_the_end_and_its_host_is_not_said_to_be_gone() -> None:
+    run = HostRun()
+    run.up()
+    run.silent("h1")
+    run.launched("h1")
+    run.report("h1", "down_failed", attempt=1, reason="h1 may still bill: the API answered 503")
+    run.down()
+    for replica in range(3):
+        run.stopped(replica)
+    run.timer("reap")
+    for host in ("h0", "h2"):
+        run.report(host, "down")
+    run.report("h1", "ended", attempt=2)
+    assert run.state.phase is RunPhase.STOPPING
+    run.timer("reap")
+    assert run.state.phase is RunPhase.CANCELLED
+    assert "host h1 may still bill: h1 may still bill: the API answered 503" in (run.state.reason or "")
+
+
+def test_a_host_of_which_an_older_attempt_may_stand_is_not_made_down_by_the_end() -> None:
+    run = HostRun()
+    run.up()
+    run.silent("h1")
+    run.report("h1", "failed", kind="capacity", reason="no room")
+    assert (run.host("h1").gone, run.host("h1").replaces) == (True, 1)
+    run.down()
+    for replica in (0, 2):
+        run.stopped(replica)
+    run.timer("reap")
+    for host in ("h0", "h2"):
+        run.report(host, "down")
+    run.timer("reap")
+    assert run.state.phase is RunPhase.CANCELLED
+    assert run.host("h0").phase is HostPhase.DOWN
+    assert run.host("h1").phase is not HostPhase.DOWN
+
+
+def test_a_host_is_not_gone_any_more_where_taking_it_down_has_failed() -> None:
+    run = HostRun()
+    run.up()
+    run.report("h1", "ended", reason="stopped by its provider")
+    run.report("h1", "failed", attempt=2, kind="capacity")
+    assert run.host("h1").gone
+    run.report("h1", "down_failed", attempt=2, reason="h1-a2 may still bill: 503")
+    assert not run.host("h1").gone
+
+
 def test_a_host_that_is_given_up_in_mid_run_fails_it_for_want_of_groups() -> None:
     run = HostRun(dataclasses.replace(LIMITS, min_replicas=3))
     run.up()

@@ -40,12 +40,16 @@ def test_a_report_becomes_a_row_with_all_of_its_fields() -> None:
         "state": "launched",
         "kind": None,
         "reason": None,
+        "left": False,
         "choice": 2,
         "place": "RunPod/CA",
         "usd_per_hour": 15.0,
     }
     event = policy_event(row)
     assert event == model.HostReport(host="h0", attempt=2, state=model.HostReported.LAUNCHED)
+    del row["left"]
+    assert policy_event(row) == event, "a row of an older version"
+    assert policy_event(checked(state="failed", left=True)).left
 
 
 BILL = {"cluster": "demo-head", "since_ms": 1_000, "place": "oci/x", "usd_per_hour": 1}

@@ -126,6 +126,24 @@ def test_what_was_not_seen_to_end_may_bill(folder):
     assert Run(folder).may_bill() == ("x-h1-a2", "x-h1-a3"), "each attempt is a cluster of its own"
 
 
+def test_a_cluster_that_is_known_to_stand_may_bill_also_where_its_host_counts_as_down(folder):
+    ended(folder, hosts=[{**host, "phase": "DOWN"} for host in HOSTS])
+    records = {
+        "x-h0": {"host": "x-h0", "attempt": 2, "phase": "up", "choice": 0},
+        "x-h1": {"host": "x-h1", "attempt": 3, "phase": "failed", "choice": 0, "left": "answered 503"},
+        "x-h2": {"host": "x-h2", "attempt": 1, "phase": "failed", "choice": 0, "left": ""},
+        "x-h3": {"host": "x-h3", "attempt": 1, "phase": "ended", "choice": 0},
+        "x-h4": {"host": "x-h4", "attempt": 1, "phase": "launching", "choice": None},
+        "x-h5": {"host": "x-h5", "attempt": 1, "phase": "launching", "choice": 0},
+    }
+    older = [{"host": "x-h0", "attempt": 1, "phase": "ended", "choice": 0}]
+    down = [{"host": host, "phase": "DOWN", "groups": []} for host in records]
+    final = folder.final or {}
+    write_json(folder.path / "final.json", {**final, "hosts": down})
+    write_json(folder.path / "requests.json", {"hosts": records, "older": older})
+    assert Run(folder).may_bill() == ("x-h0", "x-h0-a2", "x-h1-a3", "x-h5")
+
+
 def test_purge_waits_for_nobody_and_names_what_may_still_bill(cli, folder):
     (folder.path / "silent").touch()  # the controller does not answer
 

@@ -30,8 +30,8 @@ class Ledger:
         mono_ns, wall_ms = self.now
         self.book.apply({"event": event, "mono_ns": mono_ns, "wall_ms": wall_ms, **fields})
 
-    def report(self, host: str, attempt: int, state: str, price: float | None = None) -> None:
-        fields = {"kind": None, "reason": None, "choice": 0, "place": "here", "usd_per_hour": price}
+    def report(self, host: str, attempt: int, state: str, price: float | None = None, **more: Any) -> None:
+        fields = {"kind": None, "reason": None, "choice": 0, "place": "here", "usd_per_hour": price, **more}
         self.row("host_report", host=host, attempt=attempt, state=state, **fields)
 
     def connects(self, host: str, attempt: int) -> None:
@@ -90,6 +90,34 @@ def test_what_never_came_costs_nothing() -> None:
     ledger.report("a", 1, "launching", 8.0)
     ledger.after(2.0).report("a", 1, "failed")
     assert ledger.after(2.0).cost() == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(("kind", "usd"), [("error", 16.0), ("capacity", 0.0), ("refused", 0.0)])
+def test_a_launch_that_an_error_ended_may_have_billed_and_one_that_had_no_machine_has_not(
+    kind: str, usd: float
+) -> None:
+    ledger = Ledger()
+    ledger.report("a", 1, "launching", 8.0)
+    ledger.after(2.0).report("a", 1, "failed", kind=kind, left=False)
+    assert ledger.after(2.0).cost() == (usd, usd)
+
+
+@pytest.mark.parametrize("kind", ["error", "capacity", "refused", "credentials"])
+@pytest.mark.parametrize("again", [False, True])
+def test_what_a_failed_launch_leaves_behind_bills_until_it_is_down(kind: str, again: bool) -> None:
+    ledger = Ledger()
+    ledger.report("a", 1, "launching", 8.0)
+    ledger.after(1.0).report("a", 1, "failed", kind=kind, left=True)
+    assert ledger.after(1.0).restarted().cost() == (16.0, 16.0)
+    assert Budget(max_usd=20.0).due_s(ledger.book, *ledger.now) == pytest.approx(1800)
+    if again:
+        ledger.report("a", 2, "launching", 8.0)
+        assert ledger.after(1.0).cost() == (32.0, 32.0)
+        ledger.report("a", 2, "failed", kind="capacity", left=False)
+        assert ledger.cost() == (24.0, 24.0)
+    ledger.report("a", 1, "down")
+    usd = 24.0 if again else 16.0
+    assert ledger.after(5.0).cost() == (usd, usd)
 
 
 def test_a_launch_that_failed_after_its_host_was_there_is_paid_for() -> None:

@@ -144,6 +144,77 @@ def test_a_host_is_taken_down_when_its_last_group_has_left_and_its_output_is_rea
     assert not kinds(run.actions, model.HostLost)
 
 
+def given_up(run: HostRun, replica: int) -> list[model.Action]:
+    generation = run.state.groups[replica].generation
+    why = {"restarts": 2, "reason": "it died"}
+    return run.feed(model.GroupGivenUp(replica=replica, generation=generation, **why))
+
+
+def test_a_host_whose_groups_were_all_given_up_is_taken_down_when_their_output_is_read() -> None:
+    run = HostRun(
+        hosts={"job-h0": (0,), "job-h1": (1, 2)}, limits=dataclasses.replace(LIMITS, min_replicas=1)
+    )
+    run.up()
+    given_up(run, 1)
+    run.timer("empty:job-h1")
+    assert run.wanted()["job-h1"] == (1, True), "it has another group"
+    given_up(run, 2)
+    assert run.wanted()["job-h1"] == (1, True), "its output is read"
+    gone = run.timer("empty:job-h1")
+    assert [(one.host, one.reason) for one in kinds(gone, model.Shutdown)] == [
+        ("job-h1", "every group of it was given up")
+    ]
+    assert run.wanted() == {"job-h0": (1, True), "job-h1": (1, False)}
+    run.feed(model.AgentDisconnected(host="job-h1"))
+    run.report("job-h1", "down")
+    assert run.host("job-h1").gone
+    assert run.state.phase is RunPhase.DEGRADED
+    run.done(0)
+    assert run.state.phase is RunPhase.STOPPING
+
+
+def test_a_host_whose_group_was_given_up_while_its_agent_was_away_is_taken_down_at_once() -> None:
+    run = hosts_run(2)
+    run.up()
+    run.feed(model.AgentDisconnected(host="job-h1"))
+    given_up(run, 1)
+    assert run.wanted() == {"job-h0": (1, True), "job-h1": (1, False)}
+    assert run.host("job-h1").phase is HostPhase.DOWN
+
+
+def test_a_host_that_is_being_let_go_stays_where_a_group_is_placed_there() -> None:
+    run = hosts_run(2)
+    run.up()
+    given_up(run, 1)
+    assert run.host("job-h1").emptied
+    room = dataclasses.replace(ROOM, per_host=2)
+    scale(run, 4, room)
+    assert run.host("job-h1").replicas == (1, 3)
+    run.timer("empty:job-h1")
+    assert run.wanted()["job-h1"] == (1, True)
+    run.runs(3)
+    given_up(run, 3)
+    run.timer("empty:job-h1")
+    assert run.wanted()["job-h1"] == (1, False), "let go by what came later"
+
+
+def test_a_host_with_a_group_that_was_given_up_is_had_again_for_one_that_was_not() -> None:
+    run = HostRun(
+        hosts={"job-h0": (0,), "job-h1": (1, 2)}, limits=dataclasses.replace(LIMITS, min_replicas=1)
+    )
+    run.up()
+    given_up(run, 1)
+    scale(run, 2)
+    run.stopped(2)
+    run.timer("empty:job-h1")
+    assert run.wanted()["job-h1"] == (1, False)
+    run.feed(model.AgentDisconnected(host="job-h1"))
+    run.report("job-h1", "down")
+    scale(run, 3)
+    assert run.wanted()["job-h1"] == (2, True)
+    assert [one.replica for one in kinds(run.launched("job-h1"), StartGroup)] == [2]
+
+
 def test_a_host_that_was_taken_down_is_had_again_as_its_next_attempt() -> None:
     run = hosts_run(3)
     run.up()

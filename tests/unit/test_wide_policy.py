@@ -258,6 +258,26 @@ def test_down_stops_all_parts_and_waits_for_each(run: WideRun) -> None:
     assert run.state.phase is RunPhase.STOPPING
 
 
+def test_the_other_hosts_of_a_group_that_was_given_up_are_taken_down_once_nothing_runs_there(
+    run: WideRun,
+) -> None:
+    run.report("h1", "ended")
+    run.report("h1", "failed", kind="refused", reason="quota")
+    run.timer("empty:h0")
+    assert run.wanted()["h0"] == (1, True), "its part has not ended yet"
+    run.said("h0", model.RankExited, rank=0, failure=None)
+    run.said("h0", model.GroupStopped)
+    gone = run.timer("empty:h0")
+    assert [one.host for one in gone if isinstance(one, model.Shutdown)] == ["h0"]
+    assert {name: up for name, (_, up) in run.wanted().items()} == {
+        "h0": False,
+        "h1": False,
+        "h2": True,
+        "h3": True,
+    }
+    assert run.state.phase is RunPhase.DEGRADED
+
+
 def test_a_host_that_cannot_be_had_gives_its_group_up_and_ends_the_rest_of_it(run: WideRun) -> None:
     run.report("h1", "ended")
     told = run.orders(run.report("h1", "failed", kind="refused", reason="quota"))
