@@ -82,6 +82,9 @@ use tree::Registry;
 /// Niceness of the agent itself, where it may: it sleeps nearly always, and what it does must not wait for ranks.
 const OWN_NICE: i32 = -10;
 
+/// Longest wait for the connection to the controller to be closed in order: it is told before that the agent ends.
+const FAREWELL: std::time::Duration = std::time::Duration::from_millis(500);
+
 /// Runs an agent until its work is over. Returns the exit code of its process.
 ///
 /// `config_json` is the text of `agent.json`. Must be called on the main thread of a process of its own: the agent
@@ -212,14 +215,17 @@ async fn agent(
         commands,
         standing: tell_standing,
     };
-    let linked = link.start();
+    let mut linked = link.start();
     let notices = notice::watch(&config, &context);
     let leave = (config.notices.clone(), notices);
     let limits = supervise::Limits { linger: group::seconds(config.linger_s), lease: config.lease() };
     let supervisor = Supervisor::new(context, services, probe, limits, leave);
     let code = supervisor.run(inbox, signals).await;
     notice::forget(&config);
-    linked.abort();
+    // The inbox is gone: it hangs up, unless its peer does not listen.
+    if tokio::time::timeout(FAREWELL, &mut linked).await.is_err() {
+        linked.abort();
+    }
     serving.abort();
     let _ = std::fs::remove_file(&config.socket);
     if let Some((_, socket)) = &tunnel {

@@ -13,6 +13,7 @@
 //! ends run as the same user. Queues are bounded: a full mailbox stops the reading of those connections alone whose
 //! calls it has no room for.
 
+mod aside;
 mod copying;
 mod far;
 mod gateway;
@@ -26,7 +27,9 @@ mod notifier;
 mod packet;
 mod payload;
 mod poller;
+mod shared;
 mod sync;
+mod undelivered;
 
 pub use copying::{Pages, copy};
 pub use gateway::{Event, Gateway, GatewayOptions};

@@ -42,4 +42,5 @@ pub use handle::{Access, Handle};
 pub use memory::{Memory, Segment};
 pub use path::PathKind;
 pub use shm::allocate;
+pub use staging::{Carrier, Room};
 pub use verbs::{Placement, Way};

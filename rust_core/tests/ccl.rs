@@ -2,6 +2,9 @@
 //!
 //! What is shown is the declarations, the calling convention and the states of a communicator; nothing of RCCL itself.
 
+#[path = "support/doubles.rs"]
+mod doubles;
+
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -14,32 +17,14 @@ use sky_monarch_core::gpu::{Memory, MemoryKind, Platform, Stream, runtime};
 const LIMIT: Duration = Duration::from_secs(20);
 const RANKS: usize = 3;
 
-/// A double, built here where nobody says where it is.
-fn double(package: &str, file: &str, env: &str) -> PathBuf {
-    if let Some(built) = std::env::var_os(env) {
-        return built.into();
-    }
-    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
-    let built =
-        Command::new(cargo).args(["build", "--quiet", "--package", package]).status().expect("cargo runs");
-    assert!(built.success(), "the double does not build");
-    std::env::current_exe().expect("a path").ancestors().nth(2).expect("target/debug").join(file)
-}
-
 /// Start one rank of a scenario; the ranks find each other by a file in `folder`.
 fn start(scenario: &str, rank: usize, folder: &Path, env: &[(&str, &str)]) -> Child {
     Command::new(std::env::current_exe().expect("a path"))
         .args(["--exact", &format!("scenario::{scenario}"), "--ignored", "--nocapture"])
         .env("SKY_MONARCH_TEST_SIMULATED_GPU", "1")
         .env("SKY_MONARCH_GPU_PLATFORM", "rocm")
-        .env(
-            "SKY_MONARCH_HIP_LIB",
-            double("sky-monarch-double-hip", "libamdhip64.so", "SKY_MONARCH_TEST_HIP_DOUBLE"),
-        )
-        .env(
-            "SKY_MONARCH_RCCL_LIB",
-            double("sky-monarch-double-ccl", "librccl.so", "SKY_MONARCH_TEST_CCL_DOUBLE"),
-        )
+        .env("SKY_MONARCH_HIP_LIB", doubles::hip())
+        .env("SKY_MONARCH_RCCL_LIB", doubles::ccl())
         .env("SCENARIO_RANK", rank.to_string())
         .env("SCENARIO_FOLDER", folder)
         .envs(env.iter().copied())

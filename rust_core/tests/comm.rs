@@ -2,6 +2,9 @@
 //!
 //! What is shown is its states, limits and classes of error, under the names of either vendor; nothing of RCCL or NCCL.
 
+#[path = "support/doubles.rs"]
+mod doubles;
+
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -11,28 +14,10 @@ use sky_monarch_core::comm::{Buffer, Communicator, Options, Transfer, WEDGED, un
 use sky_monarch_core::gpu::abi::ccl::{DataType, ReduceOp};
 use sky_monarch_core::gpu::{ErrorClass, GpuError, GpuResult, Memory, MemoryKind, Stream, runtime};
 
+use doubles::{ccl, hip};
+
 const LIMIT: Duration = Duration::from_secs(20);
 const FLAVOURS: [&str; 2] = ["rocm", "cuda"];
-
-/// A double, built here where nobody says where it is.
-fn double(package: &str, file: &str, env: &str) -> PathBuf {
-    if let Some(built) = std::env::var_os(env) {
-        return built.into();
-    }
-    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
-    let built =
-        Command::new(cargo).args(["build", "--quiet", "--package", package]).status().expect("cargo runs");
-    assert!(built.success(), "the double does not build");
-    std::env::current_exe().expect("a path").ancestors().nth(2).expect("target/debug").join(file)
-}
-
-fn hip() -> PathBuf {
-    double("sky-monarch-double-hip", "libamdhip64.so", "SKY_MONARCH_TEST_HIP_DOUBLE")
-}
-
-fn ccl() -> PathBuf {
-    double("sky-monarch-double-ccl", "librccl.so", "SKY_MONARCH_TEST_CCL_DOUBLE")
-}
 
 /// A run of a scenario by several processes.
 struct Run<'a> {

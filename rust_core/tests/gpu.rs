@@ -2,6 +2,9 @@
 //!
 //! A process opens its libraries once, so each scenario runs in a process of its own: this test, started again.
 
+#[path = "support/doubles.rs"]
+mod doubles;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
@@ -20,19 +23,7 @@ const DEVICE: MemoryKind = MemoryKind::Device { ordinal: 1 };
 /// The double, built here where nobody says where it is.
 fn double() -> &'static Path {
     static DOUBLE: OnceLock<PathBuf> = OnceLock::new();
-    DOUBLE.get_or_init(|| {
-        if let Some(built) = std::env::var_os("SKY_MONARCH_TEST_HIP_DOUBLE") {
-            return built.into();
-        }
-        let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
-        let built = Command::new(cargo)
-            .args(["build", "--quiet", "--package", "sky-monarch-double-hip"])
-            .status()
-            .expect("cargo runs");
-        assert!(built.success(), "the double does not build");
-        let tests = std::env::current_exe().expect("a path");
-        tests.ancestors().nth(2).expect("target/debug").join("libamdhip64.so")
-    })
+    DOUBLE.get_or_init(doubles::hip)
 }
 
 /// Run a scenario in a process of its own.

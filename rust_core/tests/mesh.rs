@@ -159,6 +159,40 @@ fn a_full_mailbox_slows_its_sender_and_nobody_else_and_loses_nothing() {
 }
 
 #[test]
+fn an_answer_that_may_leave_a_moment_later_leaves_though_its_actor_works_on_and_waits_for_nothing() {
+    const ROUNDS: usize = 50;
+    let folder = tempfile::tempdir().expect("a folder");
+    let (a, b) = (node(folder.path(), "a"), node(folder.path(), "b"));
+    let mailbox = b.mailbox(1).expect("a mailbox");
+    let (go_on, told) = std::sync::mpsc::channel();
+    let serving = std::thread::spawn(move || {
+        for _ in 0..ROUNDS {
+            let mut answered = 0;
+            while answered < 3 {
+                mailbox.wait(LIMIT, true);
+                for delivery in mailbox.take(64) {
+                    let Delivery::Call(request) = delivery else { continue };
+                    request.reply_soon(VALUE, &body(b"done")).expect("an answer");
+                    answered += 1;
+                    if answered == 1 {
+                        // Its work on the second message: the node hears nothing of it meanwhile.
+                        told.recv_timeout(Duration::from_secs(20)).expect("the first answer has come");
+                    }
+                }
+            }
+        }
+    });
+    for _ in 0..ROUNDS {
+        let call = || a.call(&to(&b), 1, "work", &body(b"x"), false).expect("sent");
+        let calls = [call(), call(), call()];
+        assert_eq!(bytes_of(&calls[0]), b"done");
+        go_on.send(()).expect("it serves");
+        assert_eq!([bytes_of(&calls[1]), bytes_of(&calls[2])], [b"done", b"done"]);
+    }
+    serving.join().expect("it ends");
+}
+
+#[test]
 fn the_end_of_a_process_fails_what_it_owes_and_another_takes_its_place() {
     let folder = tempfile::tempdir().expect("a folder");
     let (a, b) = (node(folder.path(), "a"), node(folder.path(), "b"));

@@ -11,6 +11,9 @@ use bytes::Bytes;
 use shuttle::thread;
 pub(crate) use sky_monarch_core::{Error, ErrorKind, Result};
 
+#[path = "../src/mesh/aside.rs"]
+#[allow(dead_code, reason = "as the node has it")]
+mod aside;
 #[path = "../src/mesh/gather.rs"]
 #[allow(dead_code, reason = "as the node has it")]
 mod gather;
@@ -22,8 +25,6 @@ mod link;
 #[path = "../src/mesh/mailbox.rs"]
 #[allow(dead_code, reason = "as the node has it")]
 mod mailbox;
-#[path = "mesh_model/node.rs"]
-mod node;
 #[path = "mesh_model/notifier.rs"]
 mod notifier;
 #[path = "../src/mesh/packet.rs"]
@@ -33,13 +34,15 @@ mod packet;
 mod payload;
 #[path = "mesh_model/poller.rs"]
 mod poller;
+#[path = "mesh_model/shared.rs"]
+mod shared;
 #[path = "mesh_model/sync.rs"]
 mod sync;
 
 use gather::{Gather, Outcome, VALUE};
 use mailbox::{Delivery, THROWN_AWAY};
-use node::Shared;
 use payload::{Blob, Payload};
+use shared::Shared;
 
 /// Of each test, twice as many of the shortest. What fails prints its schedule, for `shuttle::replay`.
 const SEEDS: usize = 200;
@@ -150,6 +153,44 @@ fn every_call_of_several_threads_is_answered_and_each_threads_arrive_in_order() 
             let of_one: Vec<u8> = heard.iter().copied().filter(|number| number / 10 == me).collect();
             assert_eq!(of_one, (0..4).map(|number| 10 * me + number).collect::<Vec<_>>());
         }
+    });
+}
+
+#[test]
+fn what_was_laid_aside_leaves_by_itself_whatever_its_sender_does_then() {
+    check(SEEDS, || {
+        let (a, b) = (start(), start());
+        let link = Shared::connect(&a.0, &b.0);
+        let mailbox = Arc::clone(b.0.actor());
+        // It answers once all has come, so that no call leaves because another one is waited for.
+        let actor = thread::spawn(move || {
+            let mut heard = Vec::new();
+            while heard.len() < 3 {
+                mailbox.wait(None, true);
+                for delivery in mailbox.take(2) {
+                    if let Delivery::Call(request) = delivery {
+                        request.reply_soon(VALUE, &Payload(request.blobs().to_vec())).expect("answered");
+                        heard.push(request.blobs()[0].0.clone());
+                    }
+                }
+            }
+            heard
+        });
+        let calls: Vec<_> = (0..3).map(|number| a.0.call_soon(&link, &small(number))).collect();
+        // Neither side waits any more: the calls are there without it, and the answers.
+        let heard = actor.join().expect("it ends");
+        assert_eq!(heard, [small(0), small(1), small(2)], "in order");
+        for gather in &calls {
+            // Turns of the others, more than they need.
+            for _ in 0..5_000 {
+                if gather.is_ready() {
+                    break;
+                }
+                thread::yield_now();
+            }
+            assert!(gather.is_ready(), "its answer leaves");
+        }
+        end([a, b]);
     });
 }
 

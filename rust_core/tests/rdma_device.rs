@@ -1,7 +1,9 @@
 //! Memory of an accelerator that others read and write, on the software double: nothing of the host can follow its
 //! addresses. `make test-rdma` has the same over RDMA.
 
-use std::path::PathBuf;
+#[path = "support/doubles.rs"]
+mod doubles;
+
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,25 +16,13 @@ const LIMIT: Duration = Duration::from_secs(30);
 /// More than is staged at a time.
 const LENGTH: usize = (16 << 20) + 17;
 
-fn double() -> PathBuf {
-    if let Some(built) = std::env::var_os("SKY_MONARCH_TEST_HIP_DOUBLE") {
-        return built.into();
-    }
-    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
-    let built =
-        Command::new(cargo).args(["build", "--quiet", "--package", "sky-monarch-double-hip"]).status();
-    assert!(built.expect("cargo runs").success(), "the double does not build");
-    let tests = std::env::current_exe().expect("a path");
-    tests.ancestors().nth(2).expect("target/debug").join("libamdhip64.so")
-}
-
 /// A process opens its libraries once, and this one is not to have the double.
 #[test]
 fn memory_of_an_accelerator_goes_through_the_host_and_is_never_followed() {
     let done = Command::new(std::env::current_exe().expect("a path"))
         .args(["--exact", "scenario", "--ignored"])
         .env("SKY_MONARCH_TEST_SIMULATED_GPU", "1")
-        .env("SKY_MONARCH_HIP_LIB", double())
+        .env("SKY_MONARCH_HIP_LIB", doubles::hip())
         .output()
         .expect("it starts");
     let said = String::from_utf8_lossy(&done.stdout) + String::from_utf8_lossy(&done.stderr);

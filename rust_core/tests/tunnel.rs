@@ -164,6 +164,22 @@ async fn only_the_newest_attempt_at_a_host_of_this_run_is_let_in() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_that_say_nothing_keep_no_host_out() {
+    let scene = Scene::open(Limits { handshake: Duration::from_secs(30), ..Limits::default() }).await;
+    let rank = Rank::start("echo", "127.64.0.3", RUN);
+    let mut stream = scene.hosts[0].open(rank.at()).await.unwrap().joined();
+    assert_eq!(there_and_back(&mut stream, b"before").await, b"before");
+    let mut silent = Vec::new();
+    for _ in 0..300 {
+        silent.push(tokio::net::TcpStream::connect(scene.listening()).await.unwrap());
+    }
+    let began = Instant::now();
+    let mut stream = scene.hosts[0].open(rank.at()).await.unwrap().joined();
+    assert_eq!(there_and_back(&mut stream, b"after").await, b"after");
+    assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_relay_that_was_started_anew_is_found_again() {
     let mut scene = Scene::open(Limits::default()).await;
     let rank = Rank::start("echo", "127.64.0.3", RUN);
@@ -324,6 +340,7 @@ fn each_defect_turns_its_test_red() {
         ("tunnel_ends_resets", "a_reset_arrives_as_a_reset_and_not_as_an_end"),
         ("tunnel_old_attempts", "only_the_newest_attempt_at_a_host_of_this_run_is_let_in"),
         ("tunnel_one_line", "a_relay_that_was_started_anew_is_found_again"),
+        ("tunnel_patient_strangers", "connections_that_say_nothing_keep_no_host_out"),
     ] {
         let run = |defect: &str| {
             let mut test_again = std::process::Command::new(std::env::current_exe().unwrap());

@@ -78,7 +78,9 @@ impl ActorGateway {
         let runtime = runtime().map_err(|error| to_python(py, &error))?;
         Ok(py.detach(|| runtime.block_on(gateway.event(limit))).map(|event| match event {
             Event::Joined { folder, host, certificate } => ("joined", folder, host, certificate),
-            Event::Lost { folder, reason } => ("lost", folder, reason, String::new()),
+            Event::Lost { folder, reason, left } => {
+                ("lost", folder, reason, if left { "left".to_owned() } else { String::new() })
+            }
         }))
     }
 
@@ -89,6 +91,11 @@ impl ActorGateway {
 
     fn drop_host(&self, py: Python<'_>, folder: &str, reason: &str) -> PyResult<()> {
         self.gateway.get(py, USE)?.drop_host(folder, reason);
+        Ok(())
+    }
+
+    fn place(&self, py: Python<'_>, folder: &str, by: &str) -> PyResult<()> {
+        self.gateway.get(py, USE)?.place(folder, by);
         Ok(())
     }
 

@@ -89,15 +89,18 @@ impl ActorRequest {
         Ok((self.request.method(), self.request.place(), body, buffers))
     }
 
-    #[pyo3(signature = (kind, body, buffers=None))]
+    #[pyo3(signature = (kind, body, buffers=None, soon=false))]
     fn reply(
         &self,
         py: Python<'_>,
         kind: u8,
         body: &[u8],
         buffers: Option<Vec<PyBuffer<u8>>>,
+        soon: bool,
     ) -> PyResult<()> {
         let payload = from_objects(py, body, buffers, |parts| self.request.payload(parts))?;
-        py.detach(|| self.request.reply(kind, &payload)).map_err(|error| to_python(py, &error))
+        let request = &self.request;
+        py.detach(|| if soon { request.reply_soon(kind, &payload) } else { request.reply(kind, &payload) })
+            .map_err(|error| to_python(py, &error))
     }
 }

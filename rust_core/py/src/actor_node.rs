@@ -5,6 +5,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nix::time::{ClockId, clock_gettime};
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
@@ -49,6 +50,12 @@ pub fn patiently(
 /// A limit in seconds; none is for ever.
 pub fn limit(py: Python<'_>, seconds: Option<f64>) -> PyResult<Option<Duration>> {
     seconds.map(|seconds| duration(py, "timeout_s", seconds)).transpose()
+}
+
+/// When a call was made, as Python's `time.monotonic` counts.
+fn called_s(gather: &Gather) -> f64 {
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from);
+    now.saturating_sub(gather.called().elapsed()).as_secs_f64()
 }
 
 /// A process among those of a mesh.
@@ -223,7 +230,8 @@ impl ActorReplies {
                 }
                 Outcome::Dead { reason } => {
                     let reason = reason.into_pyobject(py)?.into_any();
-                    (slot, DEAD, reason, PyList::empty(py)).into_pyobject(py)?
+                    let called = PyList::new(py, [called_s(&self.gather)])?;
+                    (slot, DEAD, reason, called).into_pyobject(py)?
                 }
             };
             answers.append::<Bound<'py, PyTuple>>(answer)?;

@@ -10,15 +10,19 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
-use sky_monarch_core::rdma::{self, Access, Domain, Handle, Limits, Memory, Options, Report, Segment};
+use sky_monarch_core::rdma::{self, Access, Domain, Handle, Limits, Memory, Options, Report};
 use sky_monarch_core::{Error, ErrorKind, Result};
 
+use crate::carrier;
 use crate::convert::duration;
 use crate::error::to_python;
 use crate::runtime::Local;
 
 /// How long Ctrl-C may have to wait.
 const SIGNAL_CHECK: Duration = Duration::from_millis(100);
+
+/// For copies under way in Python when a domain is closed.
+const LAST_VISITS: Duration = Duration::from_secs(2);
 
 /// Pairs of address and length.
 type Segments = Vec<(usize, usize)>;
@@ -37,10 +41,13 @@ fn parsed<T: std::str::FromStr>(py: Python<'_>, text: &str, what: &str) -> PyRes
     })
 }
 
-fn memory(py: Python<'_>, segments: Segments, owner: Py<PyAny>) -> PyResult<Memory> {
-    let segments = segments.into_iter().map(|(address, length)| Segment { address, length });
-    // SAFETY: the caller passes memory of an object that it passes along, as `_core.pyi` demands.
-    unsafe { Memory::new(segments, owner) }.map_err(|error| to_python(py, &error))
+fn memory(
+    py: Python<'_>,
+    segments: Segments,
+    owner: Py<PyAny>,
+    place: Option<Py<PyAny>>,
+) -> PyResult<Memory> {
+    carrier::memory(py, segments, owner, place).map_err(|error| to_python(py, &error))
 }
 
 /// Runs `job` in a thread of its own with the GIL released; Python's signal handlers run meanwhile.
@@ -136,7 +143,7 @@ impl RdmaDomain {
         &self.address
     }
 
-    #[pyo3(signature = (segments, owner, *, epoch=0, writable=false))]
+    #[pyo3(signature = (segments, owner, *, epoch=0, writable=false, place=None))]
     fn register(
         &self,
         py: Python<'_>,
@@ -144,13 +151,14 @@ impl RdmaDomain {
         owner: Py<PyAny>,
         epoch: u64,
         writable: bool,
+        place: Option<Py<PyAny>>,
     ) -> PyResult<String> {
         let domain = self.domain(py, "register memory")?;
         let access = if writable { Access::ReadWrite } else { Access::Read };
         let shared = owner.cast_bound::<SharedBuffer>(py).ok().map(|buffer| buffer.get().memory.clone());
         let memory = match shared {
             Some(shared) => shared,
-            None => memory(py, segments, owner)?,
+            None => memory(py, segments, owner, place)?,
         };
         let handle = domain.register(memory, access, epoch).map_err(|error| to_python(py, &error))?;
         Ok(handle.to_text())
@@ -187,7 +195,7 @@ impl RdmaDomain {
         waited(py, move || domain.lookup(address, &name, serial, limit), || {})
     }
 
-    #[pyo3(signature = (handles, segments, owner, *, timeout_s, offset=0, digest=true, keep=false, streams=None, path=None))]
+    #[pyo3(signature = (handles, segments, owner, *, timeout_s, offset=0, digest=true, keep=false, streams=None, path=None, place=None))]
     #[expect(clippy::too_many_arguments, reason = "all are keywords in Python")]
     fn read_into<'py>(
         &self,
@@ -201,18 +209,19 @@ impl RdmaDomain {
         keep: bool,
         streams: Option<usize>,
         path: Option<&str>,
+        place: Option<Py<PyAny>>,
     ) -> PyResult<Bound<'py, PyDict>> {
         let domain = self.domain(py, "read memory")?;
         let handles: Vec<Handle> = handles.iter().map(|text| handle(py, text)).collect::<PyResult<_>>()?;
         let (memory, options) =
-            (memory(py, segments, owner)?, options(py, timeout_s, digest, streams, path)?);
+            (memory(py, segments, owner, place)?, options(py, timeout_s, digest, streams, path)?);
         let options = Options { keep, ..options };
         let cancelled = Arc::clone(&options.cancelled);
         let read = move || domain.read_into(&handles, offset, &memory, &options);
         report(py, &waited(py, read, || cancelled.store(true, Ordering::Relaxed))?)
     }
 
-    #[pyo3(signature = (handle, segments, owner, *, timeout_s, offset=0, digest=true, streams=None, path=None))]
+    #[pyo3(signature = (handle, segments, owner, *, timeout_s, offset=0, digest=true, streams=None, path=None, place=None))]
     #[expect(clippy::too_many_arguments, reason = "all are keywords in Python")]
     fn write_from<'py>(
         &self,
@@ -225,10 +234,11 @@ impl RdmaDomain {
         digest: bool,
         streams: Option<usize>,
         path: Option<&str>,
+        place: Option<Py<PyAny>>,
     ) -> PyResult<Bound<'py, PyDict>> {
         let (domain, handle) = (self.domain(py, "write memory")?, self::handle(py, handle)?);
         let (memory, options) =
-            (memory(py, segments, owner)?, options(py, timeout_s, digest, streams, path)?);
+            (memory(py, segments, owner, place)?, options(py, timeout_s, digest, streams, path)?);
         let cancelled = Arc::clone(&options.cancelled);
         let write = move || domain.write_from(&handle, offset, &memory, &options);
         report(py, &waited(py, write, || cancelled.store(true, Ordering::Relaxed))?)
@@ -237,7 +247,10 @@ impl RdmaDomain {
     fn close(&self, py: Python<'_>) {
         let Some(domain) = self.domain.here() else { return };
         let open = domain.lock().unwrap_or_else(PoisonError::into_inner).take();
-        py.detach(|| drop(open));
+        py.detach(|| {
+            drop(open);
+            carrier::await_visits(LAST_VISITS);
+        });
     }
 }
 

@@ -10,9 +10,10 @@ use super::tree::{RUN_ID, SPAWN_ID};
 use crate::protocol::{GroupPlan, RankCommand};
 
 /// Every variable that hides devices. A rank gets one of them at the most: ROCm filters by `ROCR_` first and by
-/// `HIP_` inside of what is left, so two of them name different devices.
-const MASKS: [&str; 4] =
-    ["ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"];
+/// `HIP_` inside of what is left, so two of them name different devices. What its host hides stays hidden: Slurm says
+/// in `ROCR_` which devices of a node a job may use.
+const MASKS: [&str; 4] = [ROCR, "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"];
+const ROCR: &str = "ROCR_VISIBLE_DEVICES";
 
 /// What is the same for all ranks of an agent.
 #[derive(Clone, Debug)]
@@ -114,10 +115,31 @@ pub fn rank_env(run: &RunEnv, plan: &GroupPlan, place: &Place<'_>) -> BTreeMap<S
         env.insert("TORCHFT_LIGHTHOUSE".into(), lighthouse_url(run, plan, generation));
     }
     if let (Some(devices), Some(mask)) = (plan.devices.get(local_rank as usize), &plan.device_env) {
-        let devices: Vec<String> = devices.iter().map(u32::to_string).collect();
-        env.insert(mask.clone(), devices.join(","));
+        let (name, value) = device_mask(&plan.envs, devices, mask);
+        env.insert(name, value);
     }
     env
+}
+
+/// The mask of a rank that has the `devices` of those that `inherited` leaves to its host, counted from 0.
+fn device_mask(inherited: &BTreeMap<String, String>, devices: &[u32], ours: &str) -> (String, String) {
+    let list = |name: &str| {
+        let entries = inherited.get(name)?.split(',').map(|one| one.trim().to_owned());
+        Some(entries.filter(|one| !one.is_empty()).collect::<Vec<_>>())
+    };
+    let outer = list(ROCR);
+    let name = if outer.is_some() { ROCR } else { ours };
+    let of = |all: &[String], index: &str| index.parse::<usize>().ok().and_then(|at| all.get(at).cloned());
+    let inner = MASKS[1..].iter().find_map(|name| list(name));
+    let left = match (outer, inner) {
+        (Some(outer), Some(inner)) => Some(inner.iter().filter_map(|index| of(&outer, index)).collect()),
+        (outer, inner) => outer.or(inner),
+    };
+    let chosen = devices.iter().filter_map(|device| match &left {
+        Some(left) => left.get(*device as usize).cloned(),
+        None => Some(device.to_string()),
+    });
+    (name.to_owned(), chosen.collect::<Vec<_>>().join(","))
 }
 
 /// Where the group's store is.
@@ -305,20 +327,28 @@ mod tests {
 
     #[test]
     fn a_rank_gets_exactly_one_mask_whatever_it_would_inherit() {
-        for inherited in [None, Some(""), Some("0"), Some("2,3")] {
-            for mask in MASKS {
-                let mut plan = plan();
-                for name in MASKS {
-                    if let Some(value) = inherited {
-                        plan.envs.insert(name.into(), value.into());
-                    }
-                }
-                plan.devices = vec![vec![0, 1], vec![2, 3]];
-                plan.device_env = Some(mask.into());
-                let masks: Vec<_> =
-                    env(&plan).into_iter().filter(|(name, _)| MASKS.contains(&name.as_str())).collect();
-                assert_eq!(masks, [(mask.to_owned(), "2,3".to_owned())]);
-            }
+        type Inherited = &'static [(&'static str, &'static str)];
+        let cases: &[(Inherited, &str, &str)] = &[
+            (&[], "HIP_VISIBLE_DEVICES", "2,3"),
+            // As Slurm leaves two, or four, of a node's eight devices to a job.
+            (&[(ROCR, "4,5")], ROCR, ""),
+            (&[(ROCR, "4,5,6,7")], ROCR, "6,7"),
+            (&[(ROCR, " GPU-1a, GPU-2b ,GPU-3c,GPU-4d")], ROCR, "GPU-3c,GPU-4d"),
+            (&[(ROCR, "4,5,6,7"), ("HIP_VISIBLE_DEVICES", "3,2,1,0")], ROCR, "5,4"),
+            (&[(ROCR, "4,5"), ("HIP_VISIBLE_DEVICES", "2,3")], ROCR, ""),
+            (&[(ROCR, "")], ROCR, ""),
+            (&[("HIP_VISIBLE_DEVICES", "4,5,6,7")], "HIP_VISIBLE_DEVICES", "6,7"),
+            (&[("CUDA_VISIBLE_DEVICES", "4,5,6,7")], "HIP_VISIBLE_DEVICES", "6,7"),
+            (&[("HIP_VISIBLE_DEVICES", "")], "HIP_VISIBLE_DEVICES", ""),
+        ];
+        for (inherited, name, value) in cases {
+            let mut plan = plan();
+            plan.envs.extend(inherited.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
+            plan.devices = vec![vec![0, 1], vec![2, 3]];
+            plan.device_env = Some("HIP_VISIBLE_DEVICES".into());
+            let masks: Vec<_> =
+                env(&plan).into_iter().filter(|(name, _)| MASKS.contains(&name.as_str())).collect();
+            assert_eq!(masks, [((*name).to_owned(), (*value).to_owned())], "{inherited:?}");
         }
         let mut none = plan();
         none.devices = vec![vec![], vec![]];

@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -39,6 +40,8 @@ const MAX_FAILURES: u32 = 3;
 #[derive(Clone, Debug, Default)]
 pub struct ForkServer {
     state: Arc<Mutex<State>>,
+    /// It was told that something cannot be imported.
+    is_short: Arc<AtomicBool>,
 }
 
 #[derive(Debug, Default)]
@@ -120,9 +123,17 @@ impl ForkServer {
         if server.is_ready {
             return true;
         }
-        let message = tokio::select! {
-            message = timeout(READY_LIMIT, server.packets.receive()) => message,
-            _ = unwanted.wait_for(|wanted| !wanted) => return false,
+        let message = loop {
+            let message = tokio::select! {
+                message = timeout(READY_LIMIT, server.packets.receive()) => message,
+                _ = unwanted.wait_for(|wanted| !wanted) => return false,
+            };
+            match &message {
+                Ok(Ok(Some(Message { text, .. }))) if text.starts_with("short ") => {
+                    self.tell_short(context, &text["short ".len()..]);
+                }
+                _ => break message,
+            }
         };
         match message {
             Ok(Ok(Some(Message { text, .. }))) if text == "ready" => {
@@ -142,6 +153,17 @@ impl ForkServer {
                 state.died(context, &format!("its imports took longer than {READY_LIMIT:?}")).await;
                 false
             }
+        }
+    }
+
+    /// Says, once, that not everything of `preload` could be imported: no standby of this host is warm then.
+    pub fn tell_short(&self, context: &Context, what: &str) {
+        if !self.is_short.swap(true, Ordering::Relaxed) {
+            let what = env::redact(what, &context.run.token);
+            let message = format!(
+                "preload: {what}; standbys of this host take over, but cold: correct `preload`, or install it"
+            );
+            context.outbox.emit(Event::Notice { replica: None, message });
         }
     }
 

@@ -10,6 +10,7 @@
 //! Of a group that has several hosts this is the part on one of them. Its controller has the budget and says what is
 //! next: see [`part`].
 
+mod futile;
 mod generation;
 mod live;
 mod part;
@@ -24,6 +25,7 @@ use tokio::time::{Instant, sleep};
 
 use super::budget::{Budget, Verdict};
 use super::context::{Context, Shared};
+use super::env;
 use super::evict::Evictor;
 use super::inject::Rehearsal;
 use super::mutant;
@@ -146,6 +148,8 @@ pub struct Group {
     session_seen: Vec<bool>,
     /// A generation has run for long without any session.
     is_plain: bool,
+    /// Generations in a row whose command did not run at all.
+    futile: u32,
 }
 
 impl Group {
@@ -183,6 +187,7 @@ impl Group {
             born: Instant::now(),
             session_seen: vec![false; plan.world_size as usize],
             is_plain: false,
+            futile: 0,
             mailbox,
             address,
             stop: stop_asked,
@@ -216,8 +221,8 @@ impl Group {
         let mut number = self.plan.generation.max(1);
         let replica = self.plan.replica;
         loop {
-            let Ended { outcome, progressed, survivors } = self.generation(number).await;
-            let cause = match outcome {
+            let Ended { outcome, progressed, survivors, futile } = self.generation(number).await;
+            let mut cause = match outcome {
                 Outcome::Done => {
                     self.show(number, GroupState::Done);
                     // Of a part it has to be said, for others of its group may go on. What comes from here on the
@@ -253,7 +258,13 @@ impl Group {
                 Outcome::Died(cause) => cause,
             };
             let now_s = self.born.elapsed().as_secs_f64();
-            let verdict = if survivors.is_empty() {
+            self.futile = if futile.is_some() { self.futile + 1 } else { 0 };
+            let is_futile = self.futile >= futile::MOST_TRIES && !mutant::is_on("try_in_vain");
+            let verdict = if let Some(error) = futile.filter(|_| is_futile) {
+                let error = env::redact(&error, &self.context.run.token);
+                cause = Cause::CannotStart { error, times: self.futile };
+                Verdict::GiveUp { restarts: self.budget.restarts(now_s) }
+            } else if survivors.is_empty() {
                 self.budget.decide(now_s, progressed)
             } else {
                 // Two live generations would be worse than none.

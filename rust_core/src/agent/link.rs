@@ -78,7 +78,11 @@ where
         let mut delay = FIRST_DELAY;
         loop {
             let since = Instant::now();
-            let error = match self.dial().await {
+            let dialled = tokio::select! {
+                dialled = self.dial() => dialled,
+                () = self.commands.closed() => return,
+            };
+            let error = match dialled {
                 Ok(channel) => {
                     tracing::info!(controller = %self.address, "connected to the controller");
                     self.standing.send_replace(Standing::Connected);
@@ -102,7 +106,10 @@ where
             }
             tracing::debug!(%error, "no connection to the controller");
             delay = if since.elapsed() >= STEADY { FIRST_DELAY } else { (delay * 2).min(LONGEST_DELAY) };
-            sleep(delay).await;
+            tokio::select! {
+                () = sleep(delay) => {}
+                () = self.commands.closed() => return,
+            }
         }
     }
 
@@ -151,6 +158,12 @@ where
         tokio::select! {
             error = sending => error,
             error = receiving => error,
+            // In order, so that the controller is told of an end and not of a broken connection.
+            () = self.commands.closed() => {
+                sender.close("the agent ends");
+                sender.finished().await;
+                Error::new(ErrorKind::Closed, "serve the controller", "the agent ends")
+            }
         }
     }
 }

@@ -8,10 +8,12 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 
+use super::aside::Haste;
 use super::link::Link;
-use super::node::{NOWHERE, Shared, Target, locked};
+use super::node::Target;
 use super::packet::Packet;
 use super::payload::Payload;
+use super::shared::{NOWHERE, Shared, locked};
 use crate::{Error, ErrorKind, Result};
 
 /// Name of the gateway's socket in the folder of its host.
@@ -49,7 +51,8 @@ impl<'a> Group<'a> {
         self.members.iter().map(|(slot, _)| *slot)
     }
 
-    /// Sends the message. `sent_to` hears which connection owes the answers.
+    /// Sends the message. `sent_to` hears which connection owes the answers. Returns those targets that a message without
+    /// an answer was not sent to: they are known to be dead, and why.
     pub(super) fn send(
         &self,
         shared: &Arc<Shared>,
@@ -58,15 +61,27 @@ impl<'a> Group<'a> {
         payload: &Payload,
         each: bool,
         mut sent_to: impl FnMut(u64),
-    ) -> Result<()> {
+    ) -> Result<Vec<(u32, String)>> {
+        let mut dead = Vec::new();
+        let known = |(slot, target): &&(u32, &Target)| match shared.undelivered().take(&target.address) {
+            // Of a call its own answer is told, and who calls may know of another process in that place.
+            Some(reason) if call == 0 => {
+                dead.push((*slot, reason));
+                false
+            }
+            _ => true,
+        };
+        let members: Vec<&(u32, &Target)> = self.members.iter().filter(known).collect();
+        if members.is_empty() {
+            return Ok(dead);
+        }
         let name = |address: &str| address.rsplit('/').next().unwrap_or_default().to_owned();
         let packed = payload.packed();
         let packet = Packet::Cast {
             call,
             actor,
             method: method.to_owned(),
-            to: self
-                .members
+            to: members
                 .iter()
                 .map(|(slot, target)| (name(&target.address), *slot, target.place.clone()))
                 .collect(),
@@ -75,8 +90,8 @@ impl<'a> Group<'a> {
         };
         let link = self.link(shared)?;
         sent_to(link.id());
-        let sent = link.send(shared, &packet, packed.segments.clone(), packed.memory.clone(), true);
-        let Err(error) = sent else { return Ok(()) };
+        let sent = link.send(shared, &packet, packed.segments.clone(), packed.memory.clone(), Haste::Patient);
+        let Err(error) = sent else { return Ok(dead) };
         if error.kind() != ErrorKind::Closed {
             return Err(error);
         }
@@ -85,7 +100,7 @@ impl<'a> Group<'a> {
         shared.lose(&link, "the connection to its host has ended");
         let link = self.link(shared)?;
         sent_to(link.id());
-        link.send(shared, &packet, packed.segments, packed.memory, true)
+        link.send(shared, &packet, packed.segments, packed.memory, Haste::Patient).map(|()| dead)
     }
 
     fn link(&self, shared: &Arc<Shared>) -> Result<Arc<Link>> {
@@ -100,13 +115,26 @@ impl<'a> Group<'a> {
         })?;
         let link = shared.greet(socket)?;
         let far = Packet::Far { folder: self.folder.to_owned() };
-        link.send(shared, &far, Vec::new(), None, false)?;
+        link.send(shared, &far, Vec::new(), None, Haste::AtOnce)?;
         dialled.insert(self.key.clone(), Arc::clone(&link));
         Ok(link)
     }
 }
 
 impl Shared {
+    /// A message did not reach the process `name` of the host that a connection leads to.
+    pub(super) fn undelivered_by(&self, link: u64, name: &str, reason: &str) {
+        let of = |(key, dialled): (&String, &Arc<Link>)| {
+            (dialled.id() == link)
+                .then(|| key.split_once("//").map(|(folder, _)| folder.to_owned()))
+                .flatten()
+        };
+        let folder = locked(self.dialled()).iter().find_map(of);
+        if let Some(folder) = folder {
+            self.undelivered().put(format!("{folder}/{name}"), reason);
+        }
+    }
+
     /// Folder and name of a socket that is not in the folder of this process's host.
     pub(super) fn far<'a>(&self, address: &'a str) -> Option<(&'a str, &'a str)> {
         address.rsplit_once('/').filter(|(folder, _)| *folder != self.folder())

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  process ═ unix ═▶ gateway ═══ TLS: hops of many sessions ═══▶ gateway ═ unix ═▶ each process that it is for
-//!            link.rs          near.rs      peer.rs       session.rs         delivery.rs
+//!            link.rs          near.rs   line.rs, peer.rs  session.rs         delivery.rs
 //! ```
 //!
 //! A *session* is one process's connection to one other host. What one process sends there arrives in its order; each
@@ -10,13 +10,17 @@
 //! are read out of the sender's sealed memory and into memory that the receiver maps.
 //!
 //! Both ends of a TLS connection show a certificate of the program's authority before a byte of them is decoded. Where
-//! two hosts do not reach each other, the hub (the program that has attached to both) passes their hops on.
+//! two hosts do not reach each other, the hub (the program that has attached to both) passes their hops on. A host may
+//! take the place of one that was lost (`places.rs`): what is addressed to that one then comes to it.
 
 mod delivery;
 mod hop;
+mod line;
 mod memory;
 mod near;
+mod outbox;
 mod peer;
+mod places;
 mod session;
 mod socket;
 
@@ -32,9 +36,10 @@ use tokio::task::JoinSet;
 
 use self::hop::{Hop, What};
 use self::peer::Peer;
+use self::places::Places;
 use self::session::Session;
 use crate::wire::tls::Identity;
-use crate::wire::{Acceptor, Address, dial};
+use crate::wire::{Acceptor, Address};
 use crate::{Error, ErrorKind, Result};
 
 /// Name in the certificate of a program.
@@ -48,6 +53,8 @@ const MOST_STRANGERS: usize = 64;
 const HANDSHAKE: Duration = Duration::from_secs(5);
 /// Longest try to reach a host directly, before its hops go through the hub.
 const DIRECT: Duration = Duration::from_secs(2);
+/// Longest wait for the others to hear that this gateway closes in order.
+const LEAVE: Duration = Duration::from_millis(300);
 
 /// What a gateway is made with.
 pub struct GatewayOptions {
@@ -89,6 +96,8 @@ pub enum Event {
         folder: String,
         /// Why, in words.
         reason: String,
+        /// Whether it has taken its leave, and is neither cut off nor killed.
+        left: bool,
     },
 }
 
@@ -107,6 +116,7 @@ struct Inner {
     peers: Mutex<HashMap<String, Arc<Peer>>>,
     routes: Mutex<HashMap<String, Route>>,
     lost: Mutex<HashMap<String, String>>,
+    places: Places,
     sessions: Mutex<HashMap<u64, Arc<Session>>>,
     events: Mutex<Option<mpsc::UnboundedSender<Event>>>,
     tasks: Mutex<JoinSet<()>>,
@@ -143,6 +153,9 @@ impl Inner {
     fn joined(&self, peer: &Arc<Peer>) {
         locked(&self.lost).remove(peer.folder());
         locked(&self.peers).insert(peer.folder().to_owned(), Arc::clone(peer));
+        if self.options.hub {
+            self.places.all().iter().for_each(|placed| peer.tell(placed));
+        }
         let (folder, host) = (peer.folder().to_owned(), peer.host().to_owned());
         self.tell(Event::Joined { folder, host, certificate: peer.certificate().to_owned() });
     }
@@ -152,8 +165,8 @@ impl Inner {
         drop(locked(&self.events).as_ref().map(|events| events.send(event)));
     }
 
-    /// A connection has ended, and with it all sessions on it.
-    fn lose(&self, peer: &Arc<Peer>, reason: &str) {
+    /// A connection has ended, and with it all sessions on it. `left`: the other side has taken its leave.
+    fn lose(&self, peer: &Arc<Peer>, reason: &str, left: bool) {
         let was_it = {
             let mut peers = locked(&self.peers);
             let was_it = peers.get(peer.folder()).is_some_and(|found| Arc::ptr_eq(found, peer));
@@ -162,24 +175,31 @@ impl Inner {
             }
             was_it
         };
-        let words = format!("{} is lost: {reason}", peer.host());
+        // Of a program that has closed its connection a host knows no more than that it is over.
+        let is_over = peer.certificate() == CLIENT_NAME && reason == line::ENDED;
+        let words = if is_over {
+            format!("the program on {} has ended", peer.host())
+        } else {
+            format!("{} is lost: {reason}", peer.host())
+        };
         for session in self.sessions_where(|session| session.is_on(peer)) {
             session.end(&words);
         }
         // Between two attached hosts it is only a way that has gone: the hub decides which host is lost.
-        if was_it && (self.options.hub || peer.certificate() == CLIENT_NAME) {
-            self.gone(peer.folder(), &words);
+        let decides = self.options.hub || peer.certificate() == CLIENT_NAME;
+        if was_it && decides && !self.closing.load(Ordering::SeqCst) {
+            self.gone(peer.folder(), &words, left);
             self.pass_on(&Hop::Gone { folder: peer.folder().to_owned(), reason: words });
         }
     }
 
     /// A host is lost, to everybody.
-    fn gone(&self, folder: &str, words: &str) {
+    fn gone(&self, folder: &str, words: &str, left: bool) {
         locked(&self.lost).insert(folder.to_owned(), words.to_owned());
         for session in self.sessions_where(|session| session.remote() == folder) {
             session.end(words);
         }
-        self.tell(Event::Lost { folder: folder.to_owned(), reason: words.to_owned() });
+        self.tell(Event::Lost { folder: folder.to_owned(), reason: words.to_owned(), left });
     }
 
     fn pass_on(&self, hop: &Hop) {
@@ -193,8 +213,15 @@ impl Inner {
         locked(&self.sessions).values().filter(|session| which(session)).cloned().collect()
     }
 
-    /// The connection that leads to `folder`, dialled now where that is possible.
-    async fn way(self: &Arc<Self>, folder: &str) -> Result<Arc<Peer>> {
+    /// The connection that leads to `folder`, dialled now where that is possible, and who is at its other end: another
+    /// host, where that has its place.
+    async fn way(self: &Arc<Self>, folder: String) -> Result<(Arc<Peer>, String)> {
+        let folder = self.places.of(folder);
+        let peer = if folder == self.folder { places::itself(self) } else { self.way_to(&folder).await? };
+        Ok((peer, folder))
+    }
+
+    async fn way_to(self: &Arc<Self>, folder: &str) -> Result<Arc<Peer>> {
         let none = |why: String| Error::new(ErrorKind::Closed, "reach another host", why);
         if let Some(peer) = locked(&self.peers).get(folder) {
             return Ok(Arc::clone(peer));
@@ -205,7 +232,7 @@ impl Inner {
         let route = locked(&self.routes).get(folder).cloned();
         let route = route.ok_or_else(|| none(format!("no host of this mesh has the folder {folder}")))?;
         if let Some(address) = &route.address {
-            match tokio::time::timeout(DIRECT, self.dial(address, HOST_NAME)).await {
+            match tokio::time::timeout(DIRECT, peer::dial(self, address, HOST_NAME)).await {
                 Ok(Ok(peer)) if peer.folder() == folder => return Ok(peer),
                 outcome => {
                     tracing::debug!(folder, ?outcome, "not reached directly: its hops go through the hub");
@@ -219,16 +246,18 @@ impl Inner {
         hub.ok_or_else(|| none("the program that it belongs to is lost".to_owned()))
     }
 
-    async fn dial(self: &Arc<Self>, address: &Address, name: &str) -> Result<Arc<Peer>> {
-        let stream = dial(address, Some(&self.options.identity), name).await?;
-        Peer::meet(self, stream, true).await
-    }
-
-    /// Handles one hop that `peer` has sent.
-    fn hop(self: &Arc<Self>, peer: &Arc<Peer>, frame: crate::wire::Frame) -> Result<()> {
+    /// Handles one hop that `peer` has sent. Returns whether it is one of those that are counted.
+    fn hop(self: &Arc<Self>, peer: &Arc<Peer>, frame: crate::wire::Frame) -> Result<bool> {
         match frame.message()? {
-            Hop::Ping => {}
-            Hop::Gone { folder, reason } if peer.certificate() == CLIENT_NAME => self.gone(&folder, &reason),
+            Hop::Ping { heard } => {
+                let known = peer.outbox.heard(heard);
+                let bad = || Error::new(ErrorKind::Protocol, "read a hop", "it has heard what nobody said");
+                return known.then_some(false).ok_or_else(bad);
+            }
+            Hop::Gone { folder, reason } if peer.certificate() == CLIENT_NAME => {
+                self.gone(&folder, &reason, false);
+            }
+            Hop::Placed { folder, by } if peer.certificate() == CLIENT_NAME => self.places.put(folder, by),
             Hop::Session { to, from, number, .. } if to != self.folder => {
                 let next = locked(&self.peers).get(&to).cloned();
                 match next {
@@ -250,11 +279,11 @@ impl Inner {
                     session.take(what, frame.segments)?;
                 }
             }
-            Hop::Gone { .. } | Hop::Hello { .. } | Hop::Refused { .. } => {
+            Hop::Gone { .. } | Hop::Placed { .. } | Hop::Hello { .. } | Hop::Refused { .. } => {
                 return Err(Error::new(ErrorKind::Protocol, "read a hop", "it has no business here"));
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     fn forget(&self, session: &Session) {
@@ -291,6 +320,7 @@ impl Gateway {
             peers: Mutex::default(),
             routes: Mutex::default(),
             lost: Mutex::default(),
+            places: Places::default(),
             sessions: Mutex::default(),
             events: Mutex::new(Some(events)),
             tasks: Mutex::default(),
@@ -311,9 +341,14 @@ impl Gateway {
 
     /// Connects to the gateway at `address`, whose certificate has to hold `name`. Returns its folder and host name.
     pub async fn dial(&self, address: &Address, name: &str, limit: Duration) -> Result<(String, String)> {
-        let peer = tokio::time::timeout(limit, self.inner.dial(address, name)).await.map_err(|_| {
-            Error::new(ErrorKind::TimedOut, "dial a host", format!("{address} gave no answer in {limit:?}"))
-        })??;
+        let peer =
+            tokio::time::timeout(limit, peer::dial(&self.inner, address, name)).await.map_err(|_| {
+                Error::new(
+                    ErrorKind::TimedOut,
+                    "dial a host",
+                    format!("{address} gave no answer in {limit:?}"),
+                )
+            })??;
         Ok((peer.folder().to_owned(), peer.host().to_owned()))
     }
 
@@ -338,9 +373,16 @@ impl Gateway {
     pub fn drop_host(&self, folder: &str, reason: &str) {
         let peer = locked(&self.inner.peers).get(folder).cloned();
         if let Some(peer) = peer {
+            // First: whoever serves the connection would say no more than that it has ended.
+            self.inner.lose(&peer, reason, true);
             peer.end();
-            self.inner.lose(&peer, reason);
         }
+    }
+
+    /// The lost host `folder` has its place taken by another one, for all hosts: what is addressed to it goes there.
+    pub fn place(&self, folder: &str, by: &str) {
+        self.inner.places.put(folder.to_owned(), by.to_owned());
+        self.inner.pass_on(&Hop::Placed { folder: folder.to_owned(), by: by.to_owned() });
     }
 
     /// Sessions that are open.
@@ -353,7 +395,13 @@ impl Gateway {
         if self.inner.closing.swap(true, Ordering::SeqCst) {
             return;
         }
+        locked(&self.inner.peers).values().for_each(|peer| peer.end());
+        let end = std::time::Instant::now() + LEAVE;
+        while !locked(&self.inner.peers).is_empty() && std::time::Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         locked(&self.inner.tasks).abort_all();
+        self.inner.places.clear();
         drop(locked(&self.inner.events).take());
         locked(&self.inner.peers).clear();
         locked(&self.inner.sessions).clear();

@@ -2,12 +2,12 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::lead::Waiter;
-use super::node::Shared;
 use super::notifier::Notifier;
 use super::payload::Blob;
+use super::shared::Shared;
 use super::sync::{Mutex, MutexGuard};
 
 /// Kind of an answer that is a value. All others are failures.
@@ -57,6 +57,7 @@ struct State {
 pub struct Gather {
     call: u64,
     actor: u64,
+    called: Instant,
     node: Weak<Shared>,
     state: Mutex<State>,
     /// Every answer is told of, not only the last one.
@@ -74,7 +75,7 @@ impl Gather {
             waiters: Vec::new(),
             notify: Vec::new(),
         };
-        Self { call, actor, node, state: Mutex::new(state), each }
+        Self { call, actor, called: Instant::now(), node, state: Mutex::new(state), each }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -88,6 +89,11 @@ impl Gather {
 
     pub(super) const fn call(&self) -> u64 {
         self.call
+    }
+
+    /// When it was made.
+    pub const fn called(&self) -> Instant {
+        self.called
     }
 
     pub(super) fn sent_to(&self, slot: u32, link: u64) {
@@ -198,6 +204,10 @@ impl Gather {
             notifier.push(token);
         } else {
             state.notify.push((notifier, token));
+            drop(state);
+            if let Some(node) = self.node.upgrade() {
+                node.write_aside();
+            }
         }
     }
 

@@ -61,6 +61,8 @@ pub(super) struct Lead {
     /// What was read since the own thread polled last: something that somebody may wait for, or only what waits itself.
     mattered: AtomicBool,
     waits: AtomicBool,
+    /// The own thread sleeps for [`NAP`] at the most.
+    naps: AtomicBool,
 }
 
 impl Lead {
@@ -74,7 +76,20 @@ impl Lead {
             woken: AtomicUsize::new(0),
             mattered: AtomicBool::new(false),
             waits: AtomicBool::new(false),
+            naps: AtomicBool::new(false),
         }
+    }
+
+    /// True while the node's own thread sleeps, and looks at what was laid aside when it wakes, within a moment.
+    pub(super) fn naps(&self) -> bool {
+        self.naps.load(Ordering::SeqCst)
+    }
+
+    fn nap(&self, woken: &mut impl FnMut()) {
+        self.naps.store(true, Ordering::SeqCst);
+        park_timeout(NAP);
+        self.naps.store(false, Ordering::SeqCst);
+        woken();
     }
 
     fn take(&self) -> bool {
@@ -213,12 +228,13 @@ impl Lead {
     }
 
     /// What the node's own thread does until `closing`: it reads where nobody else does, and what `chores` does, which
-    /// returns when it wants to be called again.
+    /// returns when it wants to be called again. After each nap it calls `woken`.
     pub(super) fn stand_in(
         &self,
         closing: &AtomicBool,
         mut poll: impl FnMut(Option<Duration>),
         mut chores: impl FnMut() -> Option<Duration>,
+        mut woken: impl FnMut(),
     ) {
         // A second start would be a defect of the node, which starts one thread.
         drop(self.own.set(Waiter::current()));
@@ -239,14 +255,14 @@ impl Lead {
                 // Somebody came to wait, or is at work: the lead is theirs when they come back.
                 self.release();
                 naps = 0;
-                park_timeout(NAP);
+                self.nap(&mut woken);
                 continue;
             }
             let turns = self.turns.load(Ordering::SeqCst);
             naps = if turns == seen { naps + 1 } else { 0 };
             seen = turns;
             if naps < NAPS {
-                park_timeout(NAP);
+                self.nap(&mut woken);
                 continue;
             }
             self.deep.store(true, Ordering::SeqCst);

@@ -5,7 +5,7 @@ use std::io::IoSlice;
 use std::io::IoSliceMut;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -14,11 +14,12 @@ use nix::errno::Errno;
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 use subtle::ConstantTimeEq;
 
+use super::aside::Haste;
 use super::gather::Outcome;
 use super::mailbox::{Mailbox, Origin, Request};
-use super::node::Shared;
 use super::packet::{Packet, Part, VERSION};
 use super::payload::{Blob, Memory, Returns, unpack};
+use super::shared::Shared;
 use crate::wire::{Frame, decode};
 use crate::{Error, ErrorKind, Result};
 
@@ -32,8 +33,11 @@ const READ: usize = 64 * 1024;
 const READS: usize = 8;
 /// Descriptors that may have come ahead of their frames.
 pub(super) const MOST_FDS: usize = 64;
-/// Chunks written at a time.
+/// Chunks written at a time, and bytes and frames that are laid aside at the most.
 const CHUNKS: usize = 32;
+const ASIDE_BYTES: usize = 16 << 10;
+/// An actor that owes so many answers is at work: it does not miss one more message.
+const BUSY: usize = 8;
 
 #[derive(Debug)]
 struct Chunk {
@@ -48,6 +52,8 @@ struct Out {
     dead: bool,
     /// The socket is full: what is queued leaves when it takes bytes again.
     full: bool,
+    /// It is among those of [`Aside`](super::aside::Aside), or about to be written by who took it from there.
+    aside: bool,
 }
 
 #[derive(Debug)]
@@ -95,6 +101,9 @@ pub(super) struct Link {
     room: Condvar,
     input: Mutex<In>,
     borrows: AtomicBool,
+    /// The actor that was called last, and about how many answers it owes.
+    asked: AtomicU64,
+    owed: AtomicUsize,
 }
 
 impl Link {
@@ -108,7 +117,16 @@ impl Link {
             stalled: None,
         };
         let (out, input) = (Mutex::new(Out::default()), Mutex::new(input));
-        Self { id, socket, out, room: Condvar::new(), input, borrows: AtomicBool::new(!accepted) }
+        Self {
+            id,
+            socket,
+            out,
+            room: Condvar::new(),
+            input,
+            borrows: AtomicBool::new(!accepted),
+            asked: AtomicU64::new(0),
+            owed: AtomicUsize::new(0),
+        }
     }
 
     pub(super) const fn id(&self) -> u64 {
@@ -120,6 +138,24 @@ impl Link {
         self.borrows.load(Ordering::SeqCst)
     }
 
+    /// One more answer is owed by `actor`; returns how the message that asks for it may leave.
+    pub(super) fn ask(&self, actor: u64) -> Haste {
+        // Roughly: what threads that call at the same time miscount only changes when something leaves.
+        if self.asked.swap(actor, Ordering::Relaxed) != actor {
+            self.owed.store(1, Ordering::Relaxed);
+            return Haste::Patient;
+        }
+        let busy = self.owed.fetch_add(1, Ordering::Relaxed) >= BUSY;
+        if busy { Haste::Together } else { Haste::Patient }
+    }
+
+    /// One answer less is owed, or is wanted no more.
+    fn answered(&self) {
+        // It fails where there is none: then those of another actor were forgotten.
+        let less = |owed: usize| owed.checked_sub(1);
+        let _ = self.owed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    }
+
     fn out(&self) -> MutexGuard<'_, Out> {
         self.out.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -128,39 +164,42 @@ impl Link {
         self.input.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes a frame, or queues what the socket does not take. A patient sender waits where much is queued already.
+    /// Writes a frame, or queues what the socket does not take.
     pub(super) fn send(
         self: &Arc<Self>,
         node: &Shared,
         packet: &Packet,
         segments: Vec<Bytes>,
         memory: Option<Memory>,
-        patient: bool,
+        haste: Haste,
     ) -> Result<()> {
-        let frame = Frame { segments, ..Frame::from_message(packet)? };
-        frame.check(MAX_FRAME)?;
-        let mut bytes = frame.head()?;
-        for segment in &frame.segments {
-            bytes.extend_from_slice(segment);
+        if matches!(packet, Packet::Cancel { .. }) {
+            self.answered();
         }
-        let chunk = Chunk { bytes: bytes.freeze(), memory };
+        let frame = Frame { segments, ..Frame::from_compact(packet)? };
+        frame.check(MAX_FRAME)?;
+        let chunk = Chunk { bytes: frame.whole()?, memory };
         let Some(lease) = chunk.memory.as_ref().and_then(Memory::lease).cloned() else {
-            return self.put(node, chunk, patient);
+            return self.put(node, chunk, haste);
         };
         // Before it leaves: it may be back before this thread goes on.
         node.pool().lend(self.id, &lease);
-        let sent = self.put(node, chunk, patient);
+        let sent = self.put(node, chunk, haste);
         if sent.is_err() {
             node.pool().take_back(self.id, lease.id(), false);
         }
         sent
     }
 
-    fn put(self: &Arc<Self>, node: &Shared, chunk: Chunk, patient: bool) -> Result<()> {
-        let deadline = Instant::now() + node.options().send_limit;
+    fn put(self: &Arc<Self>, node: &Shared, chunk: Chunk, haste: Haste) -> Result<()> {
         let mut out = self.out();
-        while patient && !out.dead && (out.bytes >= MOST_BYTES || out.queue.len() >= MOST_FRAMES) {
-            let left = deadline.saturating_duration_since(Instant::now());
+        let mut deadline = None;
+        while haste != Haste::AtOnce
+            && !out.dead
+            && (out.bytes >= MOST_BYTES || out.queue.len() >= MOST_FRAMES)
+        {
+            let now = Instant::now();
+            let left = deadline.get_or_insert(now + node.options().send_limit).saturating_duration_since(now);
             if left.is_zero() || node.is_closing() {
                 return Err(Error::new(ErrorKind::TimedOut, SEND, "the receiver does not keep up"));
             }
@@ -169,12 +208,40 @@ impl Link {
         if out.dead {
             return Err(Error::new(ErrorKind::Closed, SEND, "the connection has ended"));
         }
+        let together = haste == Haste::Together && chunk.memory.is_none();
         out.bytes += chunk.bytes.len();
         out.queue.push_back(chunk);
-        if out.full {
+        if out.full || (together && self.lay_aside(node, &mut out)) {
             return Ok(());
         }
         self.write_all(node, &mut out).map_err(|error| Error::io(SEND, error.into()))
+    }
+
+    /// True where what is queued is written by others, in a moment.
+    fn lay_aside(self: &Arc<Self>, node: &Shared, out: &mut Out) -> bool {
+        if out.queue.len() >= CHUNKS || out.bytes >= ASIDE_BYTES || !node.lead().naps() {
+            return false;
+        }
+        if !out.aside {
+            out.aside = true;
+            node.aside().add(Arc::clone(self));
+        }
+        // Looked at again, now that it is to be found.
+        node.lead().naps()
+    }
+
+    /// Writes what was laid aside.
+    pub(super) fn write_aside(&self, node: &Shared) -> After {
+        let mut out = self.out();
+        out.aside = false;
+        if out.dead || out.full {
+            return After::Open;
+        }
+        match self.write_all(node, &mut out) {
+            // Who reads it finds its end, behind all that has come before.
+            Ok(()) | Err(Errno::EPIPE | Errno::ECONNRESET) => After::Open,
+            Err(error) => After::Over(error.to_string()),
+        }
     }
 
     /// Writes all that is queued; what the socket does not take, once it does.
@@ -309,6 +376,7 @@ impl Link {
                 Packet::Reply { call, slot, kind, parts, memory } => {
                     let fd = take_fd(&parts, input)?;
                     let blobs = unpack(&parts, frame.segments, fd.as_ref(), self.returns(node, memory))?;
+                    self.answered();
                     node.complete(self.id, call, slot, Outcome::Answer { kind, blobs });
                 }
                 Packet::Release { memory, clean } => node.pool().take_back(self.id, memory, clean),
@@ -325,6 +393,7 @@ impl Link {
                         node.complete(self.id, call, slot, Outcome::Dead { reason: reason.clone() });
                     }
                 }
+                Packet::Undelivered { name, reason } => node.undelivered_by(self.id, &name, &reason),
                 Packet::Over { reason } => return Err(Error::new(ErrorKind::Closed, REACH, reason)),
                 Packet::Hello { .. } | Packet::Far { .. } | Packet::Cast { .. } => {
                     let why = "a second hello, or a message for a gateway";
@@ -341,7 +410,7 @@ impl Link {
         let tell = move |clean| {
             if let (Some(link), Some(node)) = (link.upgrade(), node.upgrade()) {
                 // A connection that has ended returns nothing: its sender has given the memory up.
-                drop(link.send(&node, &Packet::Release { memory, clean }, Vec::new(), None, false));
+                drop(link.send(&node, &Packet::Release { memory, clean }, Vec::new(), None, Haste::AtOnce));
             }
         };
         (memory != 0).then(|| Box::new(tell) as Returns)

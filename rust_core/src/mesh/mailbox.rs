@@ -4,13 +4,14 @@ use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use super::aside::Haste;
 use super::gather::Outcome;
 use super::lead::Waiter;
 use super::link::Link;
-use super::node::{LOCAL, Shared};
 use super::notifier::Notifier;
 use super::packet::Packet;
 use super::payload::{Blob, Memory, Payload};
+use super::shared::{LOCAL, Shared};
 use super::sync::{AtomicBool, Condvar, Mutex, MutexGuard, Ordering};
 use crate::{Error, ErrorKind, Result};
 
@@ -79,7 +80,12 @@ impl Request {
 
     /// Answers. The second answer to a message, and one that nobody waits for, are dropped.
     pub fn reply(&self, kind: u8, payload: &Payload) -> Result<()> {
-        self.answer(kind, payload, true)
+        self.answer(kind, payload, Haste::Patient)
+    }
+
+    /// The same; the answer leaves within a millisecond, or when a thread of this process waits for something.
+    pub fn reply_soon(&self, kind: u8, payload: &Payload) -> Result<()> {
+        self.answer(kind, payload, Haste::Together)
     }
 
     /// From the parts of an answer, in order. See [`Node::payload`](super::Node::payload).
@@ -94,7 +100,7 @@ impl Request {
         }
     }
 
-    fn answer(&self, kind: u8, payload: &Payload, patient: bool) -> Result<()> {
+    fn answer(&self, kind: u8, payload: &Payload, haste: Haste) -> Result<()> {
         if self.call == 0 || self.answered.swap(true, Ordering::SeqCst) {
             return Ok(());
         }
@@ -110,7 +116,7 @@ impl Request {
                 let memory = packed.memory.as_ref().map_or(0, Memory::id);
                 let packet =
                     Packet::Reply { call: self.call, slot: self.slot, kind, parts: packed.parts, memory };
-                link.send(&node, &packet, packed.segments, packed.memory, patient)
+                link.send(&node, &packet, packed.segments, packed.memory, haste)
             }
         }
     }
@@ -123,7 +129,7 @@ impl Request {
 impl Drop for Request {
     fn drop(&mut self) {
         // A caller that cannot be reached any more is told by its own side of the connection.
-        drop(self.answer(THROWN_AWAY, &Payload::default(), false));
+        drop(self.answer(THROWN_AWAY, &Payload::default(), Haste::AtOnce));
     }
 }
 

@@ -109,6 +109,14 @@ pub(super) enum Packet {
         /// In words.
         reason: String,
     },
+    /// A cast without an answer did not reach this process of the other host: it is gone.
+    #[serde(rename = "u")]
+    Undelivered {
+        /// Of its socket.
+        name: String,
+        /// In words.
+        reason: String,
+    },
     /// The other host cannot be reached (any more). The last frame of a connection.
     #[serde(rename = "o")]
     Over {

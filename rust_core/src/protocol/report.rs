@@ -134,6 +134,13 @@ pub enum Cause {
         /// The operating system's words, and what was tried.
         error: String,
     },
+    /// Its command does not run at all: that was tried more than once.
+    CannotStart {
+        /// What its last output, or the operating system, says.
+        error: String,
+        /// Tries in a row.
+        times: u32,
+    },
     /// The agent failed at looking after it: a defect of ours, in its own words.
     AgentFailed {
         /// What the panic said.

@@ -14,6 +14,9 @@ use super::socket::{STALL, Socket};
 use super::verbs::{Endpoint, JOINED, Keyed};
 use crate::{Error, ErrorKind, Result};
 
+/// The same where its bytes lie on a device, which has to copy them, after what it was told before.
+pub(super) const DEVICE_STALL: Duration = Duration::from_secs(10);
+
 /// What an owner lets a requester do by itself.
 pub(super) struct Grant {
     /// Bytes, as many as were asked for or fewer.
@@ -55,6 +58,8 @@ impl Ask<'_> {
 pub(super) struct Connection {
     pub socket: Socket,
     pub greeting: Greeting,
+    /// Longest wait for one byte.
+    pub stall: Duration,
 }
 
 fn protocol(why: &str) -> Error {
@@ -89,12 +94,18 @@ impl Connection {
         socket.write(&secret.proof(Side::Requester, &nonce, &theirs))?;
         let mut greeting = [0; Greeting::LENGTH];
         socket.read(&mut greeting)?;
-        Ok(Self { socket, greeting: Greeting::decode(&greeting) })
+        Ok(Self { socket, greeting: Greeting::decode(&greeting), stall: STALL })
+    }
+
+    /// The same for what is asked of the owner of `handle`, who says nothing while its device copies.
+    pub(super) fn open_for(handle: &Handle, secret: &Secret, deadline: Instant) -> Result<Self> {
+        let connection = Self::open(handle.address, secret, deadline)?;
+        Ok(Self { stall: if handle.device { DEVICE_STALL } else { STALL }, ..connection })
     }
 
     /// Asks, and returns the number of the answer.
     pub(super) fn ask(&mut self, request: &Request, deadline: Instant) -> Result<u64> {
-        self.socket.until(deadline, STALL)?;
+        self.socket.until(deadline, self.stall)?;
         self.socket.write(&request.encode())?;
         self.answer()
     }
@@ -168,7 +179,7 @@ impl Connection {
     /// The same where what was lent has failed; [`ErrorKind::Stale`] where the owner has withdrawn it.
     pub(super) fn quit(&mut self, ask: &Ask<'_>) -> Result<()> {
         // Also after the deadline: the owner holds the memory until it hears this, or the connection ends.
-        let deadline = ask.deadline.max(Instant::now() + STALL);
+        let deadline = ask.deadline.max(Instant::now() + self.stall);
         self.ask(&ask.request(Op::Quit), deadline).map(|_| ())
     }
 

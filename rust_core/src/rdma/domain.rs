@@ -59,7 +59,7 @@ impl Domain {
 
     /// Lets peers reach `memory` until [`Domain::deregister`].
     pub fn register(&self, memory: Memory, access: Access, epoch: u64) -> Result<Handle> {
-        let (length, device) = (memory.length(), memory.device().is_some());
+        let (length, device) = (memory.length(), !memory.is_of_host());
         let token = self.shared.registry.register(memory, access, epoch)?;
         Ok(Handle { address: self.address(), length, access, epoch, token, device })
     }

@@ -9,14 +9,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::connection::{Ask, Connection};
+use super::connection::{Ask, Connection, DEVICE_STALL};
 use super::handle::Handle;
-use super::memory::{self, Memory};
+use super::memory::{self, Memory, Place};
 use super::path::{self, Path, PathKind};
 use super::protocol::Op;
 use super::server::Shared;
-use super::socket::STALL;
-use super::staging::Staging;
+use super::staging::{self, Staging};
 use crate::agent::mutant;
 use crate::{Error, ErrorKind, Result};
 
@@ -84,6 +83,14 @@ struct Piece {
     length: u64,
 }
 
+/// What a thread keeps from one piece to the next.
+#[derive(Default)]
+struct Tools {
+    path: Option<Box<dyn Path>>,
+    /// Who decides, and the connection to it.
+    truth: Option<(usize, Connection)>,
+}
+
 #[derive(Default)]
 struct State {
     /// Nobody was asked for what lies from here on.
@@ -105,6 +112,8 @@ struct Work<'a> {
     options: &'a Options,
     writes: bool,
     threads: u64,
+    /// Of one piece.
+    most: u64,
     deadline: Instant,
     state: Mutex<State>,
     changed: Condvar,
@@ -158,6 +167,8 @@ fn run(
     if !writes && !options.keep {
         mine.expect_all();
     }
+    let threads = (owners.len() * streams) as u64;
+    let most = if mine.is_of_host() { PIECE.1 } else { staging::MOST };
     let work = Work {
         near,
         owners,
@@ -165,7 +176,8 @@ fn run(
         mine,
         options,
         writes,
-        threads: (owners.len() * streams) as u64,
+        threads,
+        most,
         deadline: Instant::now() + options.limit,
         state: Mutex::new(State {
             pending,
@@ -197,9 +209,9 @@ impl Work<'_> {
 
     /// One thread of one owner.
     fn with(&self, owner: usize) {
-        let (mut path, mut truth) = (None, None);
+        let mut tools = Tools::default();
         while let Some(piece) = self.take(owner) {
-            match self.piece(owner, &piece, &mut path, &mut truth) {
+            match self.piece(owner, &piece, &mut tools) {
                 Ok(kind) => self.done(owner, &piece, kind),
                 Err((at, error)) => self.give_back(piece, at, error),
             }
@@ -231,7 +243,7 @@ impl Work<'_> {
     /// The next piece of what nobody was asked for yet.
     fn cut(&self, state: &mut State) -> Option<Piece> {
         let left = self.mine.length() - state.next;
-        let length = (left / self.threads / SHARE).clamp(PIECE.0, PIECE.1).min(left);
+        let length = (left / self.threads / SHARE).clamp(PIECE.0, self.most).min(left);
         let offset = state.next;
         state.next += length;
         (length > 0).then_some(Piece { offset, length })
@@ -278,30 +290,36 @@ impl Work<'_> {
         &self,
         owner: usize,
         piece: &Piece,
-        path: &mut Option<Box<dyn Path>>,
-        truth: &mut Option<(usize, Connection)>,
+        tools: &mut Tools,
     ) -> Result<Option<PathKind>, (usize, Error)> {
+        let Tools { path, truth } = tools;
         let blame = |error| (owner, error);
-        let limit = GRACE + Duration::from_secs_f64(piece.length as f64 / SLOWEST_BYTES_PER_S as f64);
-        let deadline = self.deadline.min(Instant::now() + limit);
         let handle = &self.owners[owner];
+        let grace = if handle.device || !self.mine.is_of_host() { DEVICE_STALL } else { GRACE };
+        let limit = grace + Duration::from_secs_f64(piece.length as f64 / SLOWEST_BYTES_PER_S as f64);
+        let mut deadline = self.deadline.min(Instant::now() + limit);
         let path = match path {
             Some(open) => open,
             None => path.insert(path::open(handle, self.near, self.options.path, deadline).map_err(blame)?),
         };
         let (offset, length) = (self.offset + piece.offset, piece.length);
-        let ask = Ask { handle, offset, length, digest: self.options.digest, deadline };
+        let mut ask = Ask { handle, offset, length, digest: self.options.digest, deadline };
         let mine = self.mine.parts(piece.offset, piece.length, usize::MAX).map_err(blame)?;
-        let staging = match self.mine.device() {
+        let taken = match self.mine.place() {
             // SAFETY: of an accelerator, as `of_device` was promised, and `self.mine` outlives the operation.
-            Some(runtime) if !unsafe { path.takes_device(runtime, &mine, &ask, self.writes) } => {
-                Staging::of(self.mine, &mine).map_err(blame)?
-            }
-            _ => None,
+            Place::Device(runtime) => unsafe { path.takes_device(*runtime, &mine, &ask, self.writes) },
+            Place::Host | Place::Carried(_) => false,
         };
+        let mut staging = None;
+        if !taken && !self.mine.is_of_host() {
+            // The owner is not to blame for a wait for our own buffers.
+            staging = Staging::of(&self.near.taken, self.mine, &mine, self.deadline).map_err(blame)?;
+            deadline = self.deadline.min(Instant::now() + limit);
+            ask.deadline = deadline;
+        }
         let mine = staging.as_ref().map_or(mine, |staging| vec![staging.segment()]);
         if self.writes {
-            if let Some(staging) = &staging {
+            if let Some(staging) = &mut staging {
                 staging.fill().map_err(blame)?;
             }
             // SAFETY: a `Memory` can be read, or else what stands in for it.
@@ -311,7 +329,7 @@ impl Work<'_> {
         let asked = self.ask_truth(owner, path.kind(), &ask, truth)?;
         let mut right = None;
         if self.options.keep {
-            if let Some(staging) = &staging {
+            if let Some(staging) = &mut staging {
                 staging.fill().map_err(blame)?;
             }
             // SAFETY: a `Memory` can be read. The owner that decides computes its own meanwhile.
@@ -323,7 +341,7 @@ impl Work<'_> {
         }
         // SAFETY: a `Memory` that is written to can be.
         let digest = unsafe { path.read(&ask, &mine) }.map_err(blame)?;
-        if let Some(staging) = &staging {
+        if let Some(staging) = &mut staging {
             staging.drain().map_err(blame)?;
         }
         if right.is_none() {
@@ -343,7 +361,7 @@ impl Work<'_> {
         deadline: Instant,
     ) -> Result<Option<u64>, (usize, Error)> {
         let (Some(judge), Some((_, connection))) = (asked, truth.as_mut()) else { return Ok(None) };
-        let right = connection.socket.until(deadline, STALL).and_then(|()| connection.answer());
+        let right = connection.socket.until(deadline, connection.stall).and_then(|()| connection.answer());
         right.map(Some).map_err(|error| (judge, error))
     }
 
@@ -364,10 +382,10 @@ impl Work<'_> {
         let handle = &self.owners[truth];
         let asking = || -> Result<()> {
             if open.as_ref().is_none_or(|(at, _)| *at != truth) {
-                *open = Some((truth, Connection::open(handle.address, &self.near.secret, ask.deadline)?));
+                *open = Some((truth, Connection::open_for(handle, &self.near.secret, ask.deadline)?));
             }
             if let Some((_, connection)) = open {
-                connection.socket.until(ask.deadline, STALL)?;
+                connection.socket.until(ask.deadline, connection.stall)?;
                 connection.socket.write(&Ask { handle, ..*ask }.request(Op::Digest).encode())?;
             }
             Ok(())

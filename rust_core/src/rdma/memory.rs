@@ -4,6 +4,7 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
+use super::staging::Carrier;
 use crate::gpu::GpuRuntime;
 use crate::{Error, ErrorKind, Result};
 
@@ -26,6 +27,21 @@ pub(super) struct SharedFile {
     pub inode: u64,
 }
 
+/// Who can follow the addresses of a range.
+#[derive(Clone)]
+pub(super) enum Place {
+    /// This process.
+    Host,
+    /// A runtime of accelerators.
+    Device(&'static dyn GpuRuntime),
+    /// Nobody: they are counted from [`CARRIED`], and this copies what they stand for.
+    Carried(Arc<dyn Carrier>),
+}
+
+/// Where the addresses of carried memory begin: no processor has addresses up there, so that one which somebody follows all
+/// the same faults, in place of being something else's.
+const CARRIED: usize = 1 << 62;
+
 /// Segments in order, addressed as one range `0..length`, and what keeps them alive. A clone is of the same bytes.
 #[derive(Clone)]
 pub struct Memory {
@@ -34,8 +50,7 @@ pub struct Memory {
     starts: Vec<u64>,
     length: u64,
     shared: Option<SharedFile>,
-    /// Whose memory it is; none for the host's.
-    device: Option<&'static dyn GpuRuntime>,
+    place: Place,
     _owner: Arc<dyn Any + Send + Sync>,
 }
 
@@ -71,28 +86,47 @@ impl Memory {
             kept.push(segment);
             length = length.checked_add(segment.length as u64).ok_or_else(|| bad("it is too long"))?;
         }
-        Ok(Self { segments: kept, starts, length, shared: None, device: None, _owner: Arc::new(owner) })
+        Ok(Self { segments: kept, starts, length, shared: None, place: Place::Host, _owner: Arc::new(owner) })
     }
 
     /// The same of an accelerator: addresses that the host may not follow.
     ///
     /// # Safety
     /// Each segment must lie in an allocation of `runtime` until `owner` is dropped, and what its device was to do with
-    /// it must be done.
+    /// it must be done. Some may be the host's.
     pub unsafe fn of_device(
         runtime: &'static dyn GpuRuntime,
         segments: impl IntoIterator<Item = Segment>,
         owner: impl Any + Send + Sync,
     ) -> Result<Self> {
-        // SAFETY: as the caller promises; nothing here reads it by its address once `device` says what it is.
+        // SAFETY: as the caller promises; nothing here reads it by its address once `place` says what it is.
         let mut memory = unsafe { Self::new(segments, owner) }?;
-        memory.device = Some(runtime);
+        memory.place = Place::Device(runtime);
         Ok(memory)
     }
 
-    /// The accelerator's runtime; none for memory of the host.
-    pub(super) const fn device(&self) -> Option<&'static dyn GpuRuntime> {
-        self.device
+    /// `length` bytes that only `carrier` can get at.
+    ///
+    /// [`ErrorKind::InvalidInput`] where they cannot be counted.
+    pub fn of_carrier(length: usize, carrier: Arc<dyn Carrier>) -> Result<Self> {
+        // SAFETY: nothing here reads it by its address once `place` says what it is.
+        let mut memory = unsafe { Self::new([Segment { address: CARRIED, length }], ()) }?;
+        memory.place = Place::Carried(carrier);
+        Ok(memory)
+    }
+
+    /// Where a part of carried memory begins in its range.
+    pub(super) const fn offset_of(part: Segment) -> u64 {
+        (part.address - CARRIED) as u64
+    }
+
+    pub(super) const fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// Whether the host can follow its addresses.
+    pub(super) const fn is_of_host(&self) -> bool {
+        matches!(self.place, Place::Host)
     }
 
     pub(super) fn with_shared(mut self, shared: SharedFile) -> Self {
@@ -104,18 +138,18 @@ impl Memory {
         self.shared
     }
 
-    /// Says that all of it is about to be written, so that memory which nobody has touched yet comes in huge pages: where
-    /// the host has so many. Else it would move other pages about to make some, which costs more than they save.
+    /// Says that all of it is about to be written, so that memory which nobody has touched yet comes in huge pages: as much
+    /// of it as the host has in such. Beyond that it would move other pages about to make some, which costs more than they
+    /// save.
     pub(super) fn expect_all(&self) {
-        if self.device.is_some() {
+        if !self.is_of_host() {
             return;
         }
         let runs = huge_runs(&self.segments);
-        let wanted: usize = runs.iter().map(|run| run.length).sum();
-        if wanted == 0 || free_in_huge_pages() / 2 < wanted {
+        if runs.is_empty() {
             return;
         }
-        for run in runs {
+        for run in within(runs, free_in_huge_pages() / 2) {
             // SAFETY: advice changes no byte, nor what may be done with the pages. Where the kernel takes none, all goes on
             // as before.
             let _no_use =
@@ -199,6 +233,15 @@ fn huge_runs(segments: &[Segment]) -> Vec<Segment> {
     inner.sort_unstable_by_key(|run| std::cmp::Reverse(run.length));
     inner.truncate(MOST_ADVISED);
     inner
+}
+
+/// The first of `runs` that are no longer together than `most`, in whole huge pages.
+fn within(runs: Vec<Segment>, mut most: usize) -> impl Iterator<Item = Segment> {
+    runs.into_iter().map_while(move |run| {
+        let length = run.length.min(most / HUGE_PAGE * HUGE_PAGE);
+        most -= length;
+        (length > 0).then_some(Segment { address: run.address, length })
+    })
 }
 
 /// Bytes of the host that are free in blocks of a huge page at the least; 0 where it does not say.
@@ -300,6 +343,24 @@ mod tests {
     }
 
     #[test]
+    fn addresses_of_carried_memory_are_nobodys() {
+        const {
+            assert!(
+                CARRIED > 1 << 57,
+                "the last one that a process can have mapped, with five levels of pages"
+            )
+        };
+        assert_eq!(Memory::offset_of(Segment { address: CARRIED + 7, length: 1 }), 7);
+        let mut byte = 0u8;
+        let here = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+        let far = libc::iovec { iov_base: (CARRIED + (1 << 40)) as *mut libc::c_void, iov_len: 1 };
+        // SAFETY: the kernel checks both.
+        let read =
+            unsafe { libc::process_vm_readv(libc::getpid(), &raw const here, 1, &raw const far, 1, 0) };
+        assert_eq!((read, std::io::Error::last_os_error().raw_os_error()), (-1, Some(libc::EFAULT)));
+    }
+
+    #[test]
     fn what_is_not_inside_is_refused() {
         let memory = memory(&[10]);
         for (offset, length) in [(0, 11), (11, 0), (10, 1), (u64::MAX, 1), (1, u64::MAX)] {
@@ -319,6 +380,19 @@ mod tests {
             segment(9 * HUGE_PAGE + 1, HUGE_PAGE),
         ];
         assert_eq!(huge_runs(&parts), [segment(HUGE_PAGE, HUGE_PAGE), segment(5 * HUGE_PAGE, HUGE_PAGE)]);
+    }
+
+    #[test]
+    fn no_more_is_advised_than_there_is() {
+        let run = |index: usize, pages: usize| Segment {
+            address: index * 64 * HUGE_PAGE,
+            length: pages * HUGE_PAGE,
+        };
+        let found = |most| within(vec![run(1, 5), run(2, 3)], most).collect::<Vec<_>>();
+        assert_eq!(found(usize::MAX), [run(1, 5), run(2, 3)]);
+        assert_eq!(found(7 * HUGE_PAGE + 1), [run(1, 5), run(2, 2)]);
+        assert_eq!(found(5 * HUGE_PAGE), [run(1, 5)]);
+        assert_eq!(found(HUGE_PAGE - 1), []);
     }
 
     #[test]

@@ -122,7 +122,7 @@ pub(super) fn open(
 ) -> Result<Box<dyn Path>> {
     let wanted = chosen(wanted, std::env::var(TRANSPORT_ENV).ok().as_deref())?;
     let allowed = |kind| wanted.is_none_or(|wanted| wanted == kind);
-    let mut connection = Connection::open(handle.address, &near.secret, deadline)?;
+    let mut connection = Connection::open_for(handle, &near.secret, deadline)?;
     if wanted == Some(PathKind::Tcp) {
         return Ok(Box::new(Tcp::new(connection)));
     }
@@ -156,7 +156,7 @@ pub(super) fn open(
                     // What has been said half-way cannot be gone on with.
                     connection = match given_back {
                         Some(connection) => connection,
-                        None => Connection::open(handle.address, &near.secret, deadline)?,
+                        None => Connection::open_for(handle, &near.secret, deadline)?,
                     };
                     near.avoided.add(handle.address);
                     refused = error.message().to_owned();

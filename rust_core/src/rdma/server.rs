@@ -20,6 +20,7 @@ use super::protocol::{Greeting, Secret};
 use super::registry::Registry;
 use super::serving::Serving;
 use super::socket::{Cutter, Socket};
+use super::staging::Pool;
 use super::verbs::{Avoided, Fabric};
 use crate::{Error, Result};
 
@@ -32,6 +33,10 @@ pub(super) struct Shared {
     pub registry: Registry,
     pub board: Board,
     pub limits: Limits,
+    /// Where memory of devices is staged that others read and write.
+    pub given: Pool,
+    /// Where it is staged that this process reads into, and writes from.
+    pub taken: Pool,
     cookie: Box<[u8; 16]>,
     open: Mutex<HashMap<u64, Cutter>>,
     next: AtomicU64,
@@ -70,6 +75,8 @@ impl Shared {
             registry: Registry::default(),
             board: Board::default(),
             limits,
+            given: Pool::default(),
+            taken: Pool::default(),
             cookie,
             open: Mutex::default(),
             next: AtomicU64::new(0),

@@ -31,20 +31,20 @@ pub(super) struct Serving<'a> {
     shared: &'a Shared,
     fabric_end: OwnerEnd,
     /// What was granted and is not released yet.
-    held: Option<Held>,
+    held: Option<Held<'a>>,
 }
 
 /// What is registered of pinned memory, and that memory: they end in this order.
-type StandIn = (Region, Staging);
+type StandIn<'a> = (Region, Staging<'a>);
 
-struct Held {
+struct Held<'a> {
     lease: Lease,
     purpose: Purpose,
     until: Instant,
     /// By RDMA: the end of our queue pair ends whatever the requester does.
     lent: bool,
     /// What was lent in place of memory of an accelerator. The key ends before what it opens.
-    staged: Option<StandIn>,
+    staged: Option<StandIn<'a>>,
 }
 
 impl Drop for Serving<'_> {
@@ -160,18 +160,13 @@ impl<'a> Serving<'a> {
     }
 
     fn send(&mut self, request: &Request) -> Result<()> {
-        self.begin(request)?;
+        let deadline = self.begin(request)?;
         let Some(lease) = self.leased(request, Purpose::Read)? else { return Ok(()) };
         let parts = lease.memory().parts(request.offset, request.length, usize::MAX)?;
         self.answer(&Ok(request.length))?;
         let mut digest = Digest::default();
-        for run in staging::runs(lease.memory(), parts) {
-            let staged = Staging::of(lease.memory(), &run)?;
-            if let Some(staged) = &staged {
-                staged.fill()?;
-            }
-            let run = staged.as_ref().map_or(run, |staged| vec![staged.segment()]);
-            for chunk in cut(&run, CHUNK) {
+        staging::through(&self.shared.given, lease.memory(), parts, Purpose::Read, deadline, |run| {
+            for chunk in cut(run, CHUNK) {
                 self.shared.pace(chunk.length);
                 // SAFETY: inside what was registered, which the lease keeps, or what stands in for it.
                 unsafe {
@@ -181,20 +176,19 @@ impl<'a> Serving<'a> {
                     }
                 }
             }
-        }
+            Ok(())
+        })?;
         self.answer(&lease.check().map(|()| digest.value()))
     }
 
     fn receive(&mut self, request: &Request) -> Result<()> {
-        self.begin(request)?;
+        let deadline = self.begin(request)?;
         let Some(lease) = self.leased(request, Purpose::Write)? else { return Ok(()) };
         let parts = lease.memory().parts(request.offset, request.length, usize::MAX)?;
         self.answer(&Ok(request.length))?;
         let mut digest = Digest::default();
-        for run in staging::runs(lease.memory(), parts) {
-            let staged = Staging::of(lease.memory(), &run)?;
-            let run = staged.as_ref().map_or(run, |staged| vec![staged.segment()]);
-            for chunk in cut(&run, CHUNK) {
+        staging::through(&self.shared.given, lease.memory(), parts, Purpose::Write, deadline, |run| {
+            for chunk in cut(run, CHUNK) {
                 // SAFETY: inside what was registered to be written to, which the lease keeps, or what stands in for it.
                 unsafe {
                     self.socket.receive(chunk)?;
@@ -203,10 +197,8 @@ impl<'a> Serving<'a> {
                     }
                 }
             }
-            if let Some(staged) = &staged {
-                staged.drain()?;
-            }
-        }
+            Ok(())
+        })?;
         let mut theirs = [0; 8];
         self.socket.read(&mut theirs)?;
         if request.digest && u64::from_le_bytes(theirs) != digest.value() {
@@ -244,14 +236,16 @@ impl<'a> Serving<'a> {
         lease: &Lease,
         request: &Request,
         purpose: Purpose,
-    ) -> Result<(Vec<Keyed>, Option<StandIn>)> {
+        until: Instant,
+    ) -> Result<(Vec<Keyed>, Option<StandIn<'a>>)> {
         let (fabric, memory) = (self.shared.fabric()?, lease.memory());
         if let Some(regions) = lease.regions(fabric)? {
             let parts = memory.indexed_parts(request.offset, request.length, MAX_PARTS)?;
             return Ok((verbs::keyed(&parts, regions), None));
         }
         let parts = memory.parts(request.offset, request.length.min(staging::MOST), MAX_PARTS)?;
-        let Some(staged) = Staging::of(memory, &parts)? else { return Ok((Vec::new(), None)) };
+        let staged = Staging::of(&self.shared.given, memory, &parts, until)?;
+        let Some(mut staged) = staged else { return Ok((Vec::new(), None)) };
         let rights = match purpose {
             Purpose::Read => {
                 staged.fill()?;
@@ -272,14 +266,14 @@ impl<'a> Serving<'a> {
         }
         let Some(lease) = self.leased(request, purpose)? else { return Ok(()) };
         let (keyed, staged) = if lend {
-            match self.lend(&lease, request, purpose) {
+            match self.lend(&lease, request, purpose, deadline - MARGIN) {
                 Ok(lent) => lent,
                 // It may well be had over the connection.
                 Err(error) => {
                     return self.answer(&Err(Error::new(ErrorKind::Io, "lend memory", error.message())));
                 }
             }
-        } else if lease.memory().device().is_some() {
+        } else if !lease.memory().is_of_host() {
             let why = "memory of an accelerator cannot be read by its address";
             return self.answer(&Err(Error::new(ErrorKind::Io, "grant access", why)));
         } else {
@@ -312,38 +306,33 @@ impl<'a> Serving<'a> {
     }
 
     fn release(&mut self) -> Result<()> {
-        self.socket.until(Instant::now() + STALL, STALL)?;
-        let Some(Held { lease, purpose, staged, .. }) = self.held.take() else {
+        let Some(Held { lease, purpose, mut staged, .. }) = self.held.take() else {
             return Err(Error::new(ErrorKind::Protocol, "release a grant", "there is none"));
         };
-        let counts = match &staged {
+        let counts = match &mut staged {
             Some((_, staged)) if purpose == Purpose::Write => staged.drain(),
             _ => Ok(()),
         };
         let counts = counts.and_then(|()| lease.check()).map(|()| 0);
         drop(staged);
         drop(lease);
+        // From here on: a device may have taken its time over what was lent in its place.
+        self.socket.until(Instant::now() + STALL, STALL)?;
         self.answer(&counts)
     }
 
     fn digest(&mut self, request: &Request) -> Result<()> {
-        self.begin(request)?;
+        let deadline = self.begin(request)?;
         let Some(lease) = self.leased(request, Purpose::Read)? else { return Ok(()) };
         let parts = lease.memory().parts(request.offset, request.length, usize::MAX)?;
         let mut digest = Digest::default();
-        for run in staging::runs(lease.memory(), parts) {
-            let staged = Staging::of(lease.memory(), &run)?;
-            if let Some(staged) = &staged {
-                staged.fill()?;
+        staging::through(&self.shared.given, lease.memory(), parts, Purpose::Read, deadline, |run| {
+            for part in run {
+                // SAFETY: inside what was registered, which the lease keeps, or what stands in for it.
+                digest.add(unsafe { memory::bytes(*part) });
             }
-            let run = staged.as_ref().map_or(run, |staged| vec![staged.segment()]);
-            // SAFETY: inside what was registered, which the lease keeps, or what stands in for it.
-            unsafe {
-                for part in &run {
-                    digest.add(memory::bytes(*part));
-                }
-            }
-        }
+            Ok(())
+        })?;
         self.answer(&lease.check().map(|()| digest.value()))
     }
 

@@ -3,7 +3,7 @@
 
 mod lines;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::net::{SocketAddrV4, TcpListener as StdListener};
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tokio::net::TcpStream;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, oneshot};
 use tokio::time::{sleep, timeout};
 
 use super::allowed::Allowed;
@@ -21,6 +21,7 @@ use super::limits::Limits;
 use super::message::{self, Answer, Hello, Wish};
 use super::splice::{self, Counts, Ends};
 use super::{HEAD, address_of};
+use crate::agent::mutant;
 use crate::wire::inherited::{self, LISTEN_FD_ENV};
 use crate::wire::tls::Identity;
 use crate::wire::{Acceptor, Address, Stream};
@@ -175,20 +176,25 @@ impl Relay {
 
     /// Serves for ever.
     pub async fn serve(&self) {
-        let strangers = Arc::new(Semaphore::new(MOST_STRANGERS));
+        let mut strangers = Strangers::default();
         loop {
-            // Never closed: only for the types' sake.
-            let Ok(stranger) = Arc::clone(&strangers).acquire_owned().await else { return };
             match self.0.acceptor.incoming().await {
                 Ok(incoming) => {
+                    while mutant::is_on("tunnel_patient_strangers") && strangers.is_full() {
+                        sleep(ACCEPT_BACKOFF).await;
+                    }
+                    let mut sent_away = strangers.admit();
                     let relay = self.clone();
                     tokio::spawn(async move {
-                        let met = timeout(relay.0.limits.handshake, async {
+                        let meeting = timeout(relay.0.limits.handshake, async {
                             let stream = incoming.authenticate().await?;
                             relay.meet(stream).await
                         });
-                        let met = met.await;
-                        drop(stranger);
+                        let met = tokio::select! {
+                            met = meeting => met,
+                            _ = &mut sent_away => return tracing::info!("a stranger made room for others"),
+                        };
+                        drop(sent_away);
                         match met {
                             Ok(Ok(Some((hello, ends)))) => relay.grant(hello, ends).await,
                             Ok(Ok(None)) => {}
@@ -341,6 +347,30 @@ impl Relay {
             }
             sleep(COUNTS_POLL).await;
         }
+    }
+}
+
+/// Connections that have not said who they are, the oldest first.
+///
+/// Where there are too many the oldest goes: a host is known within moments, and who says nothing holds no place that a
+/// host needs.
+#[derive(Default)]
+struct Strangers(VecDeque<oneshot::Sender<()>>);
+
+impl Strangers {
+    fn is_full(&mut self) -> bool {
+        self.0.retain(|one| !one.is_closed());
+        self.0.len() >= MOST_STRANGERS
+    }
+
+    /// Makes room for one more, whose receiver ends when it has to go.
+    fn admit(&mut self) -> oneshot::Receiver<()> {
+        if self.is_full() {
+            self.0.pop_front();
+        }
+        let (stay, sent_away) = oneshot::channel();
+        self.0.push_back(stay);
+        sent_away
     }
 }
 

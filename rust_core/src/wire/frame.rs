@@ -41,6 +41,16 @@ impl Frame {
         Ok(Self { header: header.into(), segments: Vec::new() })
     }
 
+    /// The same with fields that have a place instead of a name, which takes half as long: [`message`](Self::message)
+    /// reads both. For messages whose two sides are of one version.
+    pub fn from_compact<T: Serialize>(message: &T) -> Result<Self> {
+        let mut header = Vec::with_capacity(64);
+        rmp_serde::encode::write(&mut header, message).map_err(|error| {
+            Error::new(ErrorKind::InvalidInput, "encode a message", error.to_string()).with_source(error)
+        })?;
+        Ok(Self { header: header.into(), segments: Vec::new() })
+    }
+
     /// The header as a message. [`ErrorKind::Protocol`] where it is not one, or where bytes follow it.
     pub fn message<T: DeserializeOwned>(&self) -> Result<T> {
         let what = std::any::type_name::<T>();
@@ -73,8 +83,22 @@ impl Frame {
 
     /// Everything before the segments.
     pub(crate) fn head(&self) -> Result<BytesMut> {
+        self.head_with_room(0)
+    }
+
+    /// All of it, as it travels.
+    pub(crate) fn whole(&self) -> Result<Bytes> {
+        let mut bytes = self.head_with_room(self.segments.iter().map(Bytes::len).sum())?;
+        for segment in &self.segments {
+            bytes.put_slice(segment);
+        }
+        Ok(bytes.freeze())
+    }
+
+    fn head_with_room(&self, room: usize) -> Result<BytesMut> {
         let overflow = |_| too_large("a length does not fit into 32 bits".to_owned());
-        let mut head = BytesMut::with_capacity(PREFIX + FIXED + 4 * self.segments.len() + self.header.len());
+        let len = PREFIX + FIXED + 4 * self.segments.len() + self.header.len();
+        let mut head = BytesMut::with_capacity(len + room);
         head.put_u32_le(u32::try_from(self.wire_len()).map_err(overflow)?);
         head.put_u8(VERSION);
         head.put_u16_le(u16::try_from(self.segments.len()).map_err(overflow)?);
@@ -172,6 +196,13 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
                 announced_len(&self.buffer).map_or(0, |len| (PREFIX + len).saturating_sub(self.buffer.len()));
             self.buffer.reserve(missing.clamp(READ_SMALL, READ_LARGE));
             let count = self.stream.read_buf(&mut self.buffer).await;
+            // A process that is killed says no farewell of TLS either. What it has sent is whole or it is not: frames
+            // have lengths, so that nothing is taken for whole that somebody has cut off.
+            let cut = count.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::UnexpectedEof);
+            if cut {
+                let what = "the peer ended without closing the connection";
+                return Err(Error::new(ErrorKind::Closed, "read from a connection", what));
+            }
             match count.map_err(|error| super::stream::io_error("read from a connection", error))? {
                 0 if self.buffer.is_empty() => return Ok(None),
                 0 => {

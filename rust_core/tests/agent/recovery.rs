@@ -210,6 +210,46 @@ async fn a_program_that_does_not_exist_fails_with_words_that_name_it(
     Ok(())
 }
 
+scenario!(a_command_that_never_runs_is_given_up_before_its_budget_is_spent, try_in_vain);
+async fn a_command_that_never_runs_is_given_up_before_its_budget_is_spent(
+    mutant: Option<&'static str>,
+) -> Outcome {
+    let scene = Scene::new(mutant).await;
+    let python = "python() { echo \"python: can't open file '/x/t.py': [Errno 2] No such file\"; exit 2; }; ";
+    let mut program = shell(2, "");
+    program.command = RankCommand::Exec { argv: vec!["no-such-program".into()] };
+    let plans = [shell(0, "no-such-command"), shell(1, &format!("{python} python t.py")), program];
+    for mut plan in plans {
+        plan.recovery.max_restarts = 6;
+        plan.recovery.backoff_s = 0.01;
+        scene.send(start(plan)).await;
+    }
+    // The same code of a program that ran is worth a try.
+    let mut usage = shell(3, "echo 'error: no --steps'; exit 2");
+    usage.recovery.max_restarts = 4;
+    usage.recovery.backoff_s = 0.01;
+    scene.send(start(usage)).await;
+    let wanted = ["exit code 127: ", "can't open file '/x/t.py'", "no program `no-such-program`"];
+    for (replica, wanted) in (0..).zip(wanted) {
+        let (error, times, spent) = scene
+            .event("it is given up", |e| match e {
+                Event::GroupGivenUp { replica: r, cause, restarts, .. } if *r == replica => match cause {
+                    Cause::CannotStart { error, times } => Some((error.clone(), *times, *restarts)),
+                    _ => Some((format!("{cause:?}"), 0, *restarts)),
+                },
+                _ => None,
+            })
+            .await?;
+        ensure(error.contains(wanted) && (times, spent) == (3, 2), format!("{error}, {times}, {spent}"))?;
+    }
+    scene
+        .event("all of its budget is spent", |e| match e {
+            Event::GroupGivenUp { replica: 3, cause: Cause::RankExited { .. }, restarts: 4, .. } => Some(()),
+            _ => None,
+        })
+        .await
+}
+
 scenario!(exit_0_before_the_target_is_a_failure, drop_restart);
 async fn exit_0_before_the_target_is_a_failure(mutant: Option<&'static str>) -> Outcome {
     let scene = Scene::new(mutant).await;

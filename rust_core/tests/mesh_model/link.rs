@@ -1,14 +1,15 @@
-//! A connection between two nodes of the model: what is sent is in the other one's inbox, in order.
+//! A connection between two nodes of the model: what is sent is in the other one's inbox, in order; some of it later.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock, Weak};
 
 use bytes::Bytes;
 
+use crate::aside::Haste;
 use crate::mailbox::{Mailbox, Request};
-use crate::node::{Event, Shared};
 use crate::packet::Packet;
 use crate::payload::Memory;
+use crate::shared::{Event, Shared};
 use crate::sync::{AtomicBool, Mutex, Ordering};
 use crate::{Error, ErrorKind, Result};
 
@@ -21,6 +22,13 @@ pub struct In {
     pub unread: VecDeque<Event>,
 }
 
+/// What was laid aside, as the node's own connections have it.
+#[derive(Debug, Default)]
+struct Out {
+    queue: VecDeque<Event>,
+    aside: bool,
+}
+
 /// One end: it is read by its own node, and writes to the other end's.
 #[derive(Debug)]
 pub struct Link {
@@ -28,12 +36,14 @@ pub struct Link {
     /// Node and link at the other end.
     peer: OnceLock<(Weak<Shared>, Weak<Link>)>,
     dead: AtomicBool,
+    out: Mutex<Out>,
     pub input: Mutex<In>,
 }
 
 impl Link {
     pub fn new(id: u64) -> Self {
-        Self { id, peer: OnceLock::new(), dead: AtomicBool::new(false), input: Mutex::new(In::default()) }
+        let (dead, out) = (AtomicBool::new(false), Mutex::new(Out::default()));
+        Self { id, peer: OnceLock::new(), dead, out, input: Mutex::new(In::default()) }
     }
 
     pub fn join(&self, node: &Arc<Shared>, link: &Arc<Self>) {
@@ -54,19 +64,43 @@ impl Link {
 
     pub fn send(
         self: &Arc<Self>,
-        _node: &Shared,
+        node: &Shared,
         packet: &Packet,
         segments: Vec<Bytes>,
         _memory: Option<Memory>,
-        _patient: bool,
+        haste: Haste,
     ) -> Result<()> {
         if self.dead.load(Ordering::SeqCst) {
             return Err(Error::new(ErrorKind::Closed, "send", "the connection has ended"));
         }
         let (_, link) = self.peer.get().expect("joined");
         let Some(link) = link.upgrade() else { return Ok(()) };
-        self.write(Event { link, packet: Some(packet.clone()), segments });
+        let mut out = self.out.lock().expect("no panic");
+        out.queue.push_back(Event { link, packet: Some(packet.clone()), segments });
+        if haste == Haste::Together && node.lead().naps() {
+            if !out.aside {
+                out.aside = true;
+                node.aside().add(Arc::clone(self));
+            }
+            if node.lead().naps() {
+                return Ok(());
+            }
+        }
+        self.write_all(&mut out);
         Ok(())
+    }
+
+    /// Writes what was laid aside.
+    pub fn write_aside(&self) {
+        let mut out = self.out.lock().expect("no panic");
+        out.aside = false;
+        self.write_all(&mut out);
+    }
+
+    fn write_all(&self, out: &mut Out) {
+        for event in out.queue.drain(..) {
+            self.write(event);
+        }
     }
 
     /// The other end of it.

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::node::Event;
+use crate::shared::Event;
 use crate::sync::{Condvar, Mutex};
 
 #[derive(Debug, Default)]

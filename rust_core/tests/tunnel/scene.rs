@@ -68,6 +68,11 @@ impl Scene {
         });
     }
 
+    /// Where the relay is dialled.
+    pub fn listening(&self) -> std::net::SocketAddr {
+        self.listener.local_addr().unwrap()
+    }
+
     fn place(&self, by: &Authority, host: &str, attempt: u32, certificate: &str, address: IpAddr) -> Place {
         let port = self.listener.local_addr().unwrap().port();
         Place {

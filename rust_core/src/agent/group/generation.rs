@@ -7,6 +7,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout_at};
 
+use super::futile;
 use super::rank::{Rank, Tracked, oom_kills};
 use super::{Group, Stop, seconds};
 use crate::agent::capture::{self, Capture};
@@ -42,6 +43,8 @@ pub struct Ended {
     pub progressed: bool,
     /// Processes that SIGKILL did not end.
     pub survivors: Vec<u32>,
+    /// Why its command did not run at all.
+    pub futile: Option<String>,
 }
 
 /// The live generation of a group.
@@ -104,6 +107,7 @@ impl Group {
         } else {
             Err(Error::new(ErrorKind::Io, "start a generation", "the group's store cannot be served"))
         };
+        let spawn_is_final = spawned.as_ref().is_err_and(futile::is_final);
         let outcome = match spawned {
             Ok(()) => {
                 self.show_live(&live, GroupState::Starting);
@@ -123,6 +127,10 @@ impl Group {
         let progressed = self.has_progressed(&live);
         let survivors = self.end_generation(&mut live, &outcome).await;
         drop(store);
+        let futile = match &outcome {
+            Outcome::Died(cause) if !progressed => futile::why(cause, &live.ranks, spawn_is_final),
+            _ => None,
+        };
         for rank in live.ranks.drain(..) {
             rank.finish(&self.context).await;
         }
@@ -142,7 +150,7 @@ impl Group {
                 self.emit(Event::GenerationEnded { replica, generation: number, cause, step });
             }
         }
-        Ended { outcome, progressed, survivors }
+        Ended { outcome, progressed, survivors, futile }
     }
 
     /// A commit is progress; where no session could say so, a life longer than the longest delay is.

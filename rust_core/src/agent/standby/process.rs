@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
@@ -41,6 +41,9 @@ const SESSION_NICE_PAUSE: Duration = Duration::from_millis(50);
 /// The promotion fits into the socket's buffer; a standby that is stuck does not read it.
 const PROMOTION_LIMIT: Duration = Duration::from_secs(1);
 
+/// Bytes of a line that a standby says.
+const MOST_WORDS: u64 = 4096;
+
 /// How far a standby has come.
 #[derive(Clone, Debug, Default)]
 struct Stage(Arc<AtomicU8>);
@@ -50,6 +53,8 @@ impl Stage {
     const READY: u8 = 1;
     /// Its script ended ahead of a session: it began again, and stops at its imports.
     const EARLY: u8 = 2;
+    /// Not everything that it was to import could be imported: the rank has to find out for itself.
+    const SHORT: u8 = 4;
 
     fn reach(&self, stage: u8) {
         self.0.fetch_or(stage, Ordering::Relaxed);
@@ -164,15 +169,20 @@ impl Standby {
         let pid = spawned.pid;
         let process = Process::watch(spawned, context.registry.clone())?;
         context.own(plan.replica, &spawn_id, &process);
-        let (mut read, write) = ours.into_split();
+        let (read, write) = ours.into_split();
         let (outbox, replica) = (context.outbox.clone(), plan.replica);
+        let shared = Arc::clone(context);
         let stage = Stage::default();
         let reached = stage.clone();
         let ears = tokio::spawn(async move {
             // The standby says `ready` once it waits. It can be promoted before, only not as fast.
-            let mut line = [0; 6];
-            while read.read_exact(&mut line).await.is_ok() {
-                match &line {
+            let mut read = BufReader::new(read);
+            let mut line = Vec::new();
+            loop {
+                line.clear();
+                let said = (&mut read).take(MOST_WORDS).read_until(b'\n', &mut line).await;
+                match line.as_slice() {
+                    _ if said.is_err() => return,
                     b"ready\n" => {
                         reached.reach(Stage::READY);
                         outbox.emit(Event::StandbyReady { replica, rank, pid });
@@ -185,7 +195,11 @@ impl Standby {
                         );
                         outbox.emit(Event::Notice { replica: Some(replica), message });
                     }
-                    _ => return,
+                    words => {
+                        let Some(what) = words.strip_prefix(b"short ") else { return };
+                        reached.reach(Stage::SHORT);
+                        shared.fork_server.tell_short(&shared, String::from_utf8_lossy(what).trim());
+                    }
                 }
             }
         });
@@ -227,8 +241,8 @@ impl Standby {
         self.stage.has(Stage::EARLY)
     }
 
-    /// Turns it into the rank of `place`, whose mark stays its own. Also says whether it was ready. None: it does not
-    /// listen, and was ended.
+    /// Turns it into the rank of `place`, whose mark stays its own. Also says whether it was ready, with all that it was
+    /// to import. None: it does not listen, and was ended.
     pub async fn promote(
         mut self,
         context: &Shared,
@@ -249,8 +263,8 @@ impl Standby {
         let written = timeout(PROMOTION_LIMIT, self.write.write_all(line.as_bytes())).await;
         if matches!(written, Ok(Ok(()))) {
             self.ears.abort();
-            let is_ready = self.is_ready();
-            return Some((self.tracked, is_ready));
+            let is_warm = self.is_ready() && !self.stage.has(Stage::SHORT);
+            return Some((self.tracked, is_warm));
         }
         self.end(context).await;
         None

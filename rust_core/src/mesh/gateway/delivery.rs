@@ -108,7 +108,10 @@ impl Delivery {
             };
             let frame = Frame { segments: segments.clone(), ..Frame::from_message(&packet)? };
             if let Err(error) = self.deliver(receivers, &name, (call, slot), &frame, memory.as_ref()).await {
-                let out = locked(&self.owed).gone(call, &[slot], error.message());
+                let out = match call {
+                    0 => vec![(undelivered(&name, error.message())?, None)],
+                    _ => locked(&self.owed).gone(call, &[slot], error.message()),
+                };
                 send_all(&self.session, out).await?;
             }
         }
@@ -179,6 +182,10 @@ impl Delivery {
         }
         Ok(())
     }
+}
+
+fn undelivered(name: &str, reason: &str) -> Result<Frame> {
+    Frame::from_message(&Packet::Undelivered { name: name.to_owned(), reason: reason.to_owned() })
 }
 
 /// Something for the session: a frame and its memory.

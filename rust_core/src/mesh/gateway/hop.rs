@@ -6,7 +6,7 @@ use crate::Result;
 use crate::wire::Frame;
 
 /// Version of these headers, and of the packets inside: gateways of different versions refuse each other.
-pub(super) const PROTOCOL: u32 = 1;
+pub(super) const PROTOCOL: u32 = 2;
 
 /// One hop.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -22,6 +22,10 @@ pub(super) enum Hop {
         folder: String,
         /// What people call it.
         host: String,
+        /// Names what both say to each other from here on.
+        line: u64,
+        /// Where they go on over another connection: counted hops that were heard so far.
+        heard: Option<u64>,
     },
     /// In place of it: why not.
     #[serde(rename = "n")]
@@ -29,9 +33,12 @@ pub(super) enum Hop {
         /// In words.
         reason: String,
     },
-    /// Somebody is there.
+    /// Somebody is there, and has heard so many hops: all but these and the first ones are counted.
     #[serde(rename = "i")]
-    Ping,
+    Ping {
+        /// Since the first one.
+        heard: u64,
+    },
     /// The hub has lost a host.
     #[serde(rename = "g")]
     Gone {
@@ -39,6 +46,14 @@ pub(super) enum Hop {
         folder: String,
         /// In words.
         reason: String,
+    },
+    /// A host has the place of a lost one: says the hub.
+    #[serde(rename = "p")]
+    Placed {
+        /// Of the lost one.
+        folder: String,
+        /// Folder of the other.
+        by: String,
     },
     /// Of a session.
     #[serde(rename = "s")]

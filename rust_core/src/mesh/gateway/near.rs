@@ -62,8 +62,8 @@ async fn attend(inner: Arc<Inner>, stream: UnixStream) {
         Ok(Err(error)) => return tracing::debug!(%error, "a process was refused"),
         Err(_) => return,
     };
-    let reason = match inner.way(&folder).await {
-        Ok(peer) => {
+    let reason = match inner.way(folder).await {
+        Ok((peer, folder)) => {
             let (session, mut inlet) = Session::new(&inner, &peer, folder, rand::random());
             session.tell(What::Open);
             let outwards = outwards(&session, &mut reader);

@@ -1,47 +1,108 @@
-//! The connection to one other gateway: who it is, what is sent, what is heard, and when it counts as lost.
+//! Another gateway: who it is, how both meet, and what waits to be sent to it.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use bytes::BytesMut;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
 use super::hop::{Hop, PROTOCOL};
+use super::line::{self, Dialled, PING};
+use super::outbox::Outbox;
 use super::socket::MAX_OUT;
-use super::{CLIENT_NAME, HANDSHAKE, HOST_NAME, Inner};
-use crate::wire::{Acceptor, Frame, FrameReader, Stream};
+use super::{CLIENT_NAME, HANDSHAKE, HOST_NAME, Inner, locked};
+use crate::wire::{Acceptor, Address, Frame, FrameReader, Stream};
 use crate::{Error, ErrorKind, Result};
 
-/// Without anything else to say, somebody says so often that he is there.
-const PING: Duration = Duration::from_secs(2);
-/// Who is not heard of for so long is lost: a cable that was pulled tells nobody.
-const SILENCE: Duration = Duration::from_secs(8);
 /// Of the first frame.
 const MAX_HELLO: u32 = 16 * 1024;
 /// A hop's own header, at the most.
 const HEADER: u32 = 64 * 1024;
-/// What is written at a time, where much is waiting; a larger segment is written as it lies.
-const TOGETHER: usize = 64 * 1024;
 /// Longest path of a folder: a socket in it has to fit in 107 bytes.
 const LONGEST_FOLDER: usize = 100;
 
 const MEET: &str = "trust a gateway";
-const ENDED: &str = "its end of the connection has ended";
 
-/// Another gateway, connected.
-#[derive(Debug)]
+/// One TLS connection, from which no hop was read yet, or whose hops are being read.
+pub(super) struct Connection {
+    pub reader: FrameReader<Box<dyn AsyncRead + Send + Unpin>>,
+    pub write: Box<dyn AsyncWrite + Send + Unpin>,
+}
+
+impl Connection {
+    fn new(stream: Stream) -> Self {
+        let (read, write) = stream.split();
+        Self { reader: FrameReader::new(Box::new(read), MAX_HELLO), write: Box::new(write) }
+    }
+
+    /// Sends the first frame of this side.
+    pub(super) async fn greet(&mut self, hop: &Hop) -> Result<()> {
+        let io = |error| Error::io("write to a gateway", error);
+        self.write.write_all(&hop.frame(Vec::new())?.head()?).await.map_err(io)?;
+        self.write.flush().await.map_err(io)
+    }
+
+    async fn greeting(&mut self) -> Result<Hop> {
+        let heard = timeout(HANDSHAKE, self.reader.read()).await.map_err(|_| {
+            Error::new(ErrorKind::TimedOut, MEET, format!("it said nothing for {} s", HANDSHAKE.as_secs()))
+        })??;
+        let heard = heard.ok_or_else(|| Error::new(ErrorKind::Closed, MEET, "it closed the connection"))?;
+        match heard.message()? {
+            Hop::Refused { reason } => Err(Error::new(ErrorKind::Refused, MEET, reason)),
+            hop @ Hop::Hello { .. } => Ok(hop),
+            _ => Err(Error::new(ErrorKind::Protocol, MEET, "it did not begin with a hello")),
+        }
+    }
+
+    fn open(self) -> Self {
+        Self { reader: self.reader.with_max_frame(MAX_OUT + HEADER), ..self }
+    }
+}
+
+/// Another connection in place of one that has broken.
+pub(super) struct Again {
+    pub connection: Connection,
+    /// Numbered frames that the other side has heard of this one.
+    pub heard: u64,
+}
+
+/// Another gateway, connected; or both are at it.
 pub(super) struct Peer {
     folder: String,
     host: String,
     certificate: String,
-    // Its bound: of each session no more waits here than its window, and what goes without one is small and rare.
-    queue: mpsc::UnboundedSender<Frame>,
-    ended: watch::Sender<bool>,
+    /// Names what both ends say to each other, over one connection or several.
+    line: u64,
+    pub(super) outbox: Outbox,
+    /// Numbered frames that were heard.
+    pub(super) heard: AtomicU64,
+    again: mpsc::Sender<Again>,
+    pub(super) ended: watch::Sender<bool>,
+}
+
+impl std::fmt::Debug for Peer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Peer").field("folder", &self.folder).field("host", &self.host).finish_non_exhaustive()
+    }
 }
 
 impl Peer {
+    fn new(who: (String, String, String), line: u64) -> (Arc<Self>, mpsc::Receiver<Again>) {
+        let (again, resumed) = mpsc::channel(1);
+        let (folder, host, certificate) = who;
+        let outbox = Outbox::default();
+        let (heard, ended) = (AtomicU64::new(0), watch::Sender::new(false));
+        (Arc::new(Self { folder, host, certificate, line, outbox, heard, again, ended }), resumed)
+    }
+
+    /// This gateway as its own peer: what a process of this host says to one that has the place of a lost one.
+    pub(super) fn itself(inner: &Inner) -> Arc<Self> {
+        let who = (inner.folder.clone(), inner.options.host.clone(), String::new());
+        Self::new(who, 0).0
+    }
+
     pub(super) fn folder(&self) -> &str {
         &self.folder
     }
@@ -55,9 +116,9 @@ impl Peer {
         &self.certificate
     }
 
-    /// Queues a frame. It is dropped where the connection has ended, as everything under way is.
+    /// Queues a frame. It is dropped where the connection has ended for good, as everything under way is.
     pub(super) fn push(&self, frame: Frame) {
-        drop(self.queue.send(frame));
+        self.outbox.push(frame);
     }
 
     /// Queues a hop without segments.
@@ -72,65 +133,105 @@ impl Peer {
         self.ended.send_replace(true);
     }
 
-    /// Exchanges hellos over an authenticated stream and serves it from then on.
-    pub(super) async fn meet(inner: &Arc<Inner>, stream: Stream, dialled: bool) -> Result<Arc<Self>> {
-        let refused = |why: String| Error::new(ErrorKind::Refused, MEET, why);
+    /// What this side says first; `resumes` where it goes on with what a broken connection carried.
+    pub(super) fn hello(&self, inner: &Inner, resumes: bool) -> Hop {
+        hello(inner, self.line, resumes.then(|| self.heard.load(Ordering::SeqCst)))
+    }
+
+    /// Meets the gateway that was dialled at `to`, and serves it from then on.
+    pub(super) async fn dialled(inner: &Arc<Inner>, stream: Stream, to: Dialled) -> Result<Arc<Self>> {
         let certificate = stream.peer_name().unwrap_or_default().to_owned();
-        let allowed = certificate == HOST_NAME || (certificate == CLIENT_NAME && !inner.options.hub);
-        let (read, mut write) = stream.split();
-        let mut reader = FrameReader::new(read, MAX_HELLO);
-        let hello = Hop::Hello {
-            protocol: PROTOCOL,
-            version: inner.options.version.clone(),
-            folder: inner.folder.clone(),
-            host: inner.options.host.clone(),
-        };
-        if dialled {
-            write_all(&mut write, hello.frame(Vec::new())?).await?;
-        }
-        let heard = timeout(HANDSHAKE, reader.read()).await.map_err(|_| {
-            Error::new(ErrorKind::TimedOut, MEET, format!("it said nothing for {} s", HANDSHAKE.as_secs()))
-        })??;
-        let heard = heard.ok_or_else(|| Error::new(ErrorKind::Closed, MEET, "it closed the connection"))?;
-        let known = match heard.message()? {
-            Hop::Hello { .. } if !allowed => {
-                Err(format!("its certificate is of {certificate:?}, which has no business here"))
+        let mut connection = Connection::new(stream);
+        let line = rand::random();
+        connection.greet(&hello(inner, line, None)).await?;
+        let who = known(inner, connection.greeting().await?, certificate);
+        let (who, ..) = who.map_err(|why| Error::new(ErrorKind::Refused, MEET, why))?;
+        Ok(Self::begin(inner, who, line, connection, Some(to)))
+    }
+
+    /// Goes on with a gateway over another connection; returns how many frames it has heard.
+    pub(super) async fn resumed(&self, inner: &Inner, stream: Stream) -> Result<Again> {
+        let refused = |why: &str| Error::new(ErrorKind::Refused, MEET, why);
+        let certificate = stream.peer_name().unwrap_or_default().to_owned();
+        let mut connection = Connection::new(stream);
+        connection.greet(&self.hello(inner, true)).await?;
+        let who = known(inner, connection.greeting().await?, certificate);
+        match who.map_err(|why| refused(&why))? {
+            (who, line, Some(heard)) if line == self.line && who.0 == self.folder => {
+                Ok(Again { connection: connection.open(), heard })
             }
-            Hop::Hello { protocol, version, folder, host } => check(inner, protocol, &version, &folder)
-                .and_then(|()| inner.is_free(&certificate, &folder))
-                .map(|()| (folder, host)),
-            Hop::Refused { reason } => return Err(refused(reason)),
-            _ => return Err(Error::new(ErrorKind::Protocol, MEET, "it did not begin with a hello")),
-        };
-        let (folder, host) = match known {
-            Ok(known) => known,
+            _ => Err(refused("somebody else answers")),
+        }
+    }
+
+    /// Meets a gateway that has dialled this one.
+    async fn accepted(inner: &Arc<Inner>, stream: Stream) -> Result<()> {
+        let certificate = stream.peer_name().unwrap_or_default().to_owned();
+        let mut connection = Connection::new(stream);
+        let found = known(inner, connection.greeting().await?, certificate).and_then(|(who, line, heard)| {
+            let Some(heard) = heard else { return Ok((who, line, None)) };
+            let peer = locked(&inner.peers).get(&who.0).cloned();
+            let same = peer.filter(|peer| peer.line == line && peer.certificate == who.2);
+            let same = same.ok_or("it has ended here what it goes on with")?;
+            Ok((who, line, Some((same, heard))))
+        });
+        match found {
+            Ok((who, line, None)) => {
+                connection.greet(&hello(inner, line, None)).await?;
+                Self::begin(inner, who, line, connection, None);
+                Ok(())
+            }
+            Ok((.., Some((peer, heard)))) => {
+                // It is answered by whoever serves the peer, once nothing more is read from the broken connection. Where
+                // that has ended meanwhile, or has another one already, this one is dropped.
+                drop(peer.again.try_send(Again { connection: connection.open(), heard }));
+                Ok(())
+            }
             Err(reason) => {
-                if !dialled {
-                    // Whether it hears that or not, it is refused.
-                    drop(
-                        write_all(&mut write, Hop::Refused { reason: reason.clone() }.frame(Vec::new())?)
-                            .await,
-                    );
-                    drop(write.shutdown().await);
-                }
-                return Err(refused(reason));
+                // Whether it hears that or not, it is refused.
+                drop(connection.greet(&Hop::Refused { reason: reason.clone() }).await);
+                drop(timeout(PING, connection.write.shutdown()).await);
+                Err(Error::new(ErrorKind::Refused, MEET, reason))
             }
-        };
-        if !dialled {
-            write_all(&mut write, hello.frame(Vec::new())?).await?;
         }
-        let (queue, queued) = mpsc::unbounded_channel();
-        let ended = watch::Sender::new(false);
-        let peer = Arc::new(Self { folder, host, certificate, queue, ended });
+    }
+
+    fn begin(
+        inner: &Arc<Inner>,
+        who: (String, String, String),
+        line: u64,
+        connection: Connection,
+        to: Option<Dialled>,
+    ) -> Arc<Self> {
+        let (peer, again) = Self::new(who, line);
         // Before the first hop is read: the answer to it needs to know the way.
         inner.joined(&peer);
-        inner.spawn(speak(Arc::clone(inner), Arc::clone(&peer), write, queued));
-        inner.spawn(hear(Arc::clone(inner), Arc::clone(&peer), reader.with_max_frame(MAX_OUT + HEADER)));
-        Ok(peer)
+        inner.spawn(line::serve(Arc::clone(inner), Arc::clone(&peer), connection.open(), again, to));
+        peer
     }
 }
 
-fn check(inner: &Inner, protocol: u32, version: &str, folder: &str) -> Result<(), String> {
+fn hello(inner: &Inner, line: u64, heard: Option<u64>) -> Hop {
+    Hop::Hello {
+        protocol: PROTOCOL,
+        version: inner.options.version.clone(),
+        folder: inner.folder.clone(),
+        host: inner.options.host.clone(),
+        line,
+        heard,
+    }
+}
+
+/// Folder, name and certificate of who says hello, and what it says of the line; or why it is refused.
+type Known = ((String, String, String), u64, Option<u64>);
+
+fn known(inner: &Inner, hello: Hop, certificate: String) -> Result<Known, String> {
+    let Hop::Hello { protocol, version, folder, host, line, heard } = hello else {
+        return Err("it did not begin with a hello".to_owned());
+    };
+    if certificate != HOST_NAME && (certificate != CLIENT_NAME || inner.options.hub) {
+        return Err(format!("its certificate is of {certificate:?}, which has no business here"));
+    }
     if protocol != PROTOCOL || version != inner.options.version {
         return Err(format!(
             "one side runs sky-monarch {version} (protocol {protocol}), the other {} (protocol {PROTOCOL}): install \
@@ -144,97 +245,14 @@ fn check(inner: &Inner, protocol: u32, version: &str, folder: &str) -> Result<()
     if folder == inner.folder {
         return Err(format!("its folder is {folder}, as here: hosts are told apart by that"));
     }
-    Ok(())
+    inner.is_free(&certificate, &folder)?;
+    Ok(((folder, host, certificate), line, heard))
 }
 
-/// Waits until the connection is to end.
-async fn over(peer: &Peer) {
-    let mut ended = peer.ended.subscribe();
-    // The sender lives as long as the peer, which is borrowed.
-    drop(ended.wait_for(|ended| *ended).await);
-}
-
-async fn speak(
-    inner: Arc<Inner>,
-    peer: Arc<Peer>,
-    mut write: impl AsyncWrite + Unpin,
-    mut queued: mpsc::UnboundedReceiver<Frame>,
-) {
-    let speaking = async {
-        loop {
-            let Ok(first) = timeout(PING, queued.recv()).await else {
-                write_all(&mut write, Hop::Ping.frame(Vec::new())?).await?;
-                continue;
-            };
-            let Some(mut frame) = first else { return Ok(()) };
-            let mut together = BytesMut::new();
-            loop {
-                together.extend_from_slice(&frame.head()?);
-                for segment in &frame.segments {
-                    if segment.len() < TOGETHER / 4 {
-                        together.extend_from_slice(segment);
-                        continue;
-                    }
-                    put(&mut write, &together).await?;
-                    together.clear();
-                    put(&mut write, segment).await?;
-                }
-                if together.len() >= TOGETHER {
-                    break;
-                }
-                match queued.try_recv() {
-                    Ok(next) => frame = next,
-                    Err(_) => break,
-                }
-            }
-            put(&mut write, &together).await?;
-            write.flush().await.map_err(|error| Error::io("write to a gateway", error))?;
-        }
-    };
-    let outcome: Result<()> = tokio::select! {
-        outcome = speaking => outcome,
-        () = over(&peer) => Ok(()),
-    };
-    // Best effort: the other side sees the end of the connection anyway.
-    drop(timeout(PING, write.shutdown()).await);
-    if let Err(error) = outcome {
-        peer.end();
-        inner.lose(&peer, &error.to_string());
-    }
-}
-
-async fn put(write: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> Result<()> {
-    write.write_all(bytes).await.map_err(|error| Error::io("write to a gateway", error))
-}
-
-async fn write_all(write: &mut (impl AsyncWrite + Unpin), frame: Frame) -> Result<()> {
-    put(write, &frame.head()?).await?;
-    write.flush().await.map_err(|error| Error::io("write to a gateway", error))
-}
-
-async fn hear(inner: Arc<Inner>, peer: Arc<Peer>, mut reader: FrameReader<impl AsyncRead + Unpin>) {
-    let hearing = async {
-        loop {
-            match timeout(SILENCE, reader.read()).await {
-                Err(_) => return format!("nothing was heard of it for {} s", SILENCE.as_secs()),
-                // A process that is killed takes no leave, neither of TLS.
-                Ok(Err(error)) if error.kind() == ErrorKind::Closed => return ENDED.to_owned(),
-                Ok(Err(error)) => return error.to_string(),
-                Ok(Ok(None)) => return ENDED.to_owned(),
-                Ok(Ok(Some(frame))) => {
-                    if let Err(error) = inner.hop(&peer, frame) {
-                        return error.to_string();
-                    }
-                }
-            }
-        }
-    };
-    let reason = tokio::select! {
-        reason = hearing => reason,
-        () = over(&peer) => "the connection was ended here".to_owned(),
-    };
-    peer.end();
-    inner.lose(&peer, &reason);
+/// Dials a gateway, whose certificate has to hold `name`.
+pub(super) async fn dial(inner: &Arc<Inner>, address: &Address, name: &str) -> Result<Arc<Peer>> {
+    let stream = crate::wire::dial(address, Some(&inner.options.identity), name).await?;
+    Peer::dialled(inner, stream, Dialled { address: address.clone(), name: name.to_owned() }).await
 }
 
 /// Lets hosts in that dial.
@@ -253,10 +271,10 @@ pub(super) async fn welcome(inner: Arc<Inner>, acceptor: Acceptor) {
         let meeting = Arc::clone(&inner);
         inner.spawn(async move {
             let met = timeout(2 * HANDSHAKE, async {
-                Peer::meet(&meeting, incoming.authenticate().await?, false).await
+                Peer::accepted(&meeting, incoming.authenticate().await?).await
             });
             match met.await {
-                Ok(Ok(_)) => {}
+                Ok(Ok(())) => {}
                 Ok(Err(error)) => tracing::warn!(%error, "a stranger was refused"),
                 Err(_) => tracing::warn!("a stranger took too long"),
             }

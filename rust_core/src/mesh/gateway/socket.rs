@@ -38,12 +38,9 @@ pub(super) async fn send(
     frame: &Frame,
     memory: Option<&Arc<OwnedFd>>,
 ) -> Result<(), Unsent> {
-    let framed = frame.check(MAX_OUT).and_then(|()| frame.head());
-    let mut head = framed.map_err(|error| Unsent { nothing: true, error })?;
-    for segment in &frame.segments {
-        head.extend_from_slice(segment);
-    }
-    let (mut bytes, mut memory, mut nothing) = (head.freeze(), memory, true);
+    let framed = frame.check(MAX_OUT).and_then(|()| frame.whole());
+    let bytes = framed.map_err(|error| Unsent { nothing: true, error })?;
+    let (mut bytes, mut memory, mut nothing) = (bytes, memory, true);
     while !bytes.is_empty() {
         let fds: Vec<RawFd> = memory.iter().map(|fd| fd.as_raw_fd()).collect();
         let sent = socket.async_io(Interest::WRITABLE, || write(socket.as_raw_fd(), &bytes, &fds)).await;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::super::memory::{Memory, Segment};
+use super::super::memory::{Memory, Place, Segment};
 use super::super::protocol::Put;
 use super::endpoint::Endpoint;
 use super::fabric::Fabric;
@@ -63,12 +63,13 @@ pub(in crate::rdma) fn regions(
     let mut regions = Vec::new();
     for segment in memory.segments() {
         // The memory outlives its regions, and the segments are valid for as long as it lives.
-        let region = match memory.device() {
+        let region = match memory.place() {
             // SAFETY: valid for as long as the memory is, which outlives its regions.
-            None => unsafe { Region::host(fabric, *segment, rights) }?,
-            Some(runtime) => {
+            Place::Host => unsafe { Region::host(fabric, *segment, rights) }?,
+            Place::Carried(_) => return Ok(None),
+            Place::Device(runtime) => {
                 // SAFETY: as above.
-                let (region, placement) = unsafe { Region::device(fabric, runtime, *segment, rights) };
+                let (region, placement) = unsafe { Region::device(fabric, *runtime, *segment, rights) };
                 tracing::info!(%placement, bytes = segment.length, "how an RDMA device reaches memory of a device");
                 let Some(region) = region else { return Ok(None) };
                 region

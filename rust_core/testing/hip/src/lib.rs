@@ -8,8 +8,9 @@
 //! of a real device, its ordering, its speed.
 //!
 //! Faults, by `SKY_DOUBLE_FAULT`: `hang` (a stream never does its work), `async:CODE` (each copy fails with it, later),
-//! `corrupt` (a copy brings other bytes), `death` (the process is killed at its first copy). `SKY_DOUBLE_VERSION` is the
-//! version it says; below 60000000 it numbers memory as HIP 5 did. `SKY_DOUBLE_DEVICES` is how many it has (2).
+//! `corrupt` (a copy brings other bytes), `death` (the process is killed at its first copy), `pin:BYTES` (there is no
+//! pinned memory of just so many). `SKY_DOUBLE_VERSION` is the version it says; below 60000000 it numbers memory as
+//! HIP 5 did. `SKY_DOUBLE_DEVICES` is how many it has (2).
 
 #![allow(non_snake_case, clippy::missing_safety_doc, reason = "the names and contracts are HIP's")]
 

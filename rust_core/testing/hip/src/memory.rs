@@ -5,7 +5,9 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Mutex;
 
-use crate::{INVALID_HANDLE, INVALID_VALUE, OUT_OF_MEMORY, SUCCESS, current, entries, memory_type, stream};
+use crate::{
+    INVALID_HANDLE, INVALID_VALUE, OUT_OF_MEMORY, SUCCESS, current, entries, memory_type, settings, stream,
+};
 
 /// All of one device.
 const DEVICE_BYTES: usize = 1 << 30;
@@ -137,6 +139,7 @@ entries! {
     }
 
     hipHostMalloc [cudaHostAlloc] (address: *mut *mut c_void, bytes: usize, _flags: c_uint) {
+        if settings().fault == format!("pin:{bytes}") { return OUT_OF_MEMORY; }
         let both = libc::PROT_READ | libc::PROT_WRITE;
         let Some(at) = map(bytes, both, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0) else { return OUT_OF_MEMORY };
         PINNED.lock().unwrap().insert(at, bytes);

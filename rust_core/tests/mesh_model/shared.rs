@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 
 use crate::Result;
+use crate::aside::{Aside, Haste};
 use crate::gather::{Gather, Outcome};
 use crate::lead::{Lead, Waiter};
 use crate::link::{In, Link};
@@ -33,6 +34,7 @@ pub struct Shared {
     lead: Lead,
     pub poller: Poller,
     pub closing: AtomicBool,
+    aside: Aside<Arc<Link>>,
     next: AtomicU64,
     links: Mutex<HashMap<u64, Arc<Link>>>,
     calls: Mutex<HashMap<u64, Weak<Gather>>>,
@@ -50,6 +52,7 @@ impl Shared {
             lead: Lead::new(),
             poller: Poller::default(),
             closing: AtomicBool::new(false),
+            aside: Aside::new(),
             next: AtomicU64::new(1),
             links: Mutex::new(HashMap::new()),
             calls: Mutex::new(HashMap::new()),
@@ -70,6 +73,14 @@ impl Shared {
         Arc::clone(&ends[0])
     }
 
+    pub const fn aside(&self) -> &Aside<Arc<Link>> {
+        &self.aside
+    }
+
+    pub fn write_aside(&self) {
+        self.aside.take().iter().for_each(|link| link.write_aside());
+    }
+
     pub const fn lead(&self) -> &Lead {
         &self.lead
     }
@@ -87,10 +98,12 @@ impl Shared {
     }
 
     pub fn wait(&self, limit: Option<Duration>, ready: impl FnMut() -> bool) -> bool {
+        self.write_aside();
         self.lead.wait(limit.map(|limit| Instant::now() + limit), ready, |_| self.poll())
     }
 
     pub fn wait_aside(&self, limit: Option<Duration>, ready: impl FnMut() -> bool) -> bool {
+        self.write_aside();
         Lead::wait_aside(limit.map(|limit| Instant::now() + limit), ready)
     }
 
@@ -100,16 +113,26 @@ impl Shared {
 
     /// What the node's own thread does.
     pub fn stand_in(&self) {
-        self.lead.stand_in(&self.closing, |_| self.poll(), || None);
+        self.lead.stand_in(&self.closing, |_| self.poll(), || None, || self.write_aside());
     }
 
     pub fn close(&self) {
         self.closing.store(true, Ordering::SeqCst);
         self.mailbox.close();
+        self.write_aside();
         self.lead.wake_all(&self.poller);
     }
 
     pub fn call(&self, link: &Arc<Link>, bytes: &Bytes) -> Arc<Gather> {
+        self.call_with(link, bytes, Haste::Patient)
+    }
+
+    /// A call that may leave a moment later.
+    pub fn call_soon(&self, link: &Arc<Link>, bytes: &Bytes) -> Arc<Gather> {
+        self.call_with(link, bytes, Haste::Together)
+    }
+
+    fn call_with(&self, link: &Arc<Link>, bytes: &Bytes, haste: Haste) -> Arc<Gather> {
         let call = self.next.fetch_add(1, Ordering::SeqCst);
         let gather = Arc::new(Gather::new(call, ACTOR, self.me.clone(), 1, false));
         locked(&self.calls).insert(call, Arc::downgrade(&gather));
@@ -123,7 +146,7 @@ impl Shared {
             parts: Vec::new(),
             memory: 0,
         };
-        if link.send(self, &packet, vec![bytes.clone()], None, true).is_err() {
+        if link.send(self, &packet, vec![bytes.clone()], None, haste).is_err() {
             gather.lose(self, link.id(), "gone");
         }
         gather
@@ -226,7 +249,7 @@ impl Shared {
         for id in owing {
             let link = locked(&self.links).get(id).cloned();
             if let Some(link) = link {
-                drop(link.send(self, &Packet::Cancel { call, actor }, Vec::new(), None, false));
+                drop(link.send(self, &Packet::Cancel { call, actor }, Vec::new(), None, Haste::AtOnce));
             }
         }
     }

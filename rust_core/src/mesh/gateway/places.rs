@@ -1,0 +1,90 @@
+//! Hosts that have the places of lost ones: what is addressed to a lost host comes to the one that has its place.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use super::hop::Hop;
+use super::peer::Peer;
+use super::{Inner, locked};
+use crate::wire::Frame;
+
+/// What is read of this gateway's own line at a time, in bytes.
+const TOGETHER: usize = 1 << 20;
+
+/// Who has whose place.
+#[derive(Default)]
+pub(super) struct Places {
+    taken: Mutex<HashMap<String, String>>,
+    itself: Mutex<Option<Arc<Peer>>>,
+}
+
+impl Places {
+    /// `by` has the place of `folder` from here on.
+    pub(super) fn put(&self, folder: String, by: String) {
+        // A host that is its own successor would lead nowhere.
+        if self.of(by.clone()) != folder {
+            locked(&self.taken).insert(folder, by);
+        }
+    }
+
+    /// Who has the place of `folder`: it itself, as a rule.
+    pub(super) fn of(&self, mut folder: String) -> String {
+        let taken = locked(&self.taken);
+        while let Some(by) = taken.get(&folder) {
+            folder.clone_from(by);
+        }
+        folder
+    }
+
+    /// All of it, for a host that has come later.
+    pub(super) fn all(&self) -> Vec<Hop> {
+        let placed =
+            |(folder, by): (&String, &String)| Hop::Placed { folder: folder.clone(), by: by.clone() };
+        locked(&self.taken).iter().map(placed).collect()
+    }
+
+    /// Ends this gateway's line to itself.
+    pub(super) fn clear(&self) {
+        drop(locked(&self.itself).take());
+    }
+}
+
+/// This gateway's line to itself, for what processes of this host say to those of a host whose place it has.
+///
+/// Both ends of a session are in one gateway then, which tells them apart by their numbers: each is the other's complement.
+pub(super) fn itself(inner: &Arc<Inner>) -> Arc<Peer> {
+    let mut found = locked(&inner.places.itself);
+    if let Some(peer) = found.as_ref() {
+        return Arc::clone(peer);
+    }
+    let peer = Peer::itself(inner);
+    *found = Some(Arc::clone(&peer));
+    inner.spawn(turn_round(Arc::clone(inner), Arc::clone(&peer)));
+    peer
+}
+
+async fn turn_round(inner: Arc<Inner>, peer: Arc<Peer>) {
+    let mut count = 0;
+    loop {
+        let (frames, _) = peer.outbox.take(TOGETHER);
+        if frames.is_empty() {
+            peer.outbox.changed().await;
+            continue;
+        }
+        count += frames.len() as u64;
+        peer.outbox.heard(count);
+        for frame in frames {
+            let turned = frame.message().and_then(|hop| match hop {
+                Hop::Session { to, from, number, what } => {
+                    let header =
+                        Frame::from_message(&Hop::Session { to, from, number: !number, what })?.header;
+                    inner.hop(&peer, Frame { header, segments: frame.segments })
+                }
+                _ => Ok(false),
+            });
+            if let Err(error) = turned {
+                tracing::warn!(%error, "a hop of this gateway to itself");
+            }
+        }
+    }
+}
