@@ -39,9 +39,11 @@ __all__ = [
     "buffer_segment",
     "communicator_id",
     "die_with_parent",
+    "end_carriers",
     "end_descendants",
     "error_kinds",
     "gpu_report",
+    "is_device_memory",
     "issue_identities",
     "issue_identity",
     "make_authority",
@@ -111,13 +113,19 @@ class ActorGateway:
         """A host may be reached at ``address``, else through the host ``via``."""
 
     def event(self, timeout_s: float) -> tuple[Literal["joined", "lost"], str, str, str] | None:
-        """The next ``("joined", folder, host, name in its certificate)`` or ``("lost", folder, reason, "")``."""
+        """The next ``("joined", folder, host, name in its certificate)`` or ``("lost", folder, reason, how)``.
+
+        ``how`` is ``left`` where the host has taken its leave, and empty where it was cut off, or killed.
+        """
 
     def hang_up(self, name: str) -> None:
         """The process with this socket has ended: what it owes to other hosts has failed."""
 
     def drop_host(self, folder: str, reason: str) -> None:
         """Hang up on a host, which then counts as lost."""
+
+    def place(self, folder: str, by: str) -> None:
+        """Have the host ``by`` take the place of a lost one, for all hosts: what is addressed to that goes to it."""
 
     def sessions(self) -> int:
         """Connections between one process and one other host that are open."""
@@ -160,7 +168,11 @@ class ActorReplies:
         """Targets that have not answered."""
 
     def take(self) -> list[tuple[int, int, Any, list[Any]]]:
-        """Take what has arrived: ``(slot, kind, body, buffers)``. Kind -1: the process is gone, the body says why."""
+        """Take what has arrived: ``(slot, kind, body, buffers)``.
+
+        Of kind -1 the process is gone: the body says why, and in place of buffers is when it was called
+        (`time.monotonic`).
+        """
 
     def notify(self, notifier: ActorNotifier, token: int) -> None:
         """Have ``token`` left there once, when ``wait`` would return."""
@@ -187,8 +199,14 @@ class ActorRequest:
     def open(self) -> tuple[str, str, Any, list[Any]]:
         """Method, place, body and buffers."""
 
-    def reply(self, kind: int, body: bytes, buffers: Sequence[Any] | None = None) -> None:
+    def reply(self, kind: int, body: bytes, buffers: Sequence[Any] | None = None, soon: bool = False) -> None:
         """Answer. A second answer, and one that nobody waits for, is dropped.
+
+        Args:
+            kind: What the two sides agreed on.
+            body: Of the answer.
+            buffers: Beside it.
+            soon: It may leave together with others, within a millisecond, or when this process waits for a message.
 
         Raises:
             ChannelClosedError: The caller is gone.
@@ -897,8 +915,13 @@ class SharedBuffer:
 class RdmaDomain:
     """Registers memory, and reads and writes that of others.
 
-    Memory is passed as ``segments``, pairs of address and length, and ``owner``, an object that keeps them valid: it is
-    held until nothing uses them any more.
+    Memory is passed as ``segments``, pairs of address and length, and ``owner``, an object that keeps them valid: it
+    is held until nothing uses them any more. ``place`` says where they lie: None for memory of this process;
+    ``"device"`` for addresses of accelerators, and of the host among them, whose devices have done what they were to
+    do with them; else nobody can follow the addresses, only their lengths count, and it copies what they stand for.
+    Such an object has three methods, which are called in threads of the core: ``room(nbytes)`` returns the address of
+    memory of this process and an object that keeps it; ``fetch(offset, address, nbytes)`` copies from the range to
+    there, and ``store(offset, address, nbytes)`` back. Both return when it is done.
     """
 
     def __new__(
@@ -922,7 +945,13 @@ class RdmaDomain:
         """Where peers ask: ``<address>:<port>``."""
 
     def register(
-        self, segments: Sequence[tuple[int, int]], owner: object, *, epoch: int = 0, writable: bool = False
+        self,
+        segments: Sequence[tuple[int, int]],
+        owner: object,
+        *,
+        epoch: int = 0,
+        writable: bool = False,
+        place: object = None,
     ) -> str:
         """Let peers reach memory; returns its handle as text. Of a ``SharedBuffer`` as ``owner`` all of it.
 
@@ -974,6 +1003,7 @@ class RdmaDomain:
         keep: bool = False,
         streams: int | None = None,
         path: str | None = None,
+        place: object = None,
     ) -> dict[str, Any]:
         """Fill memory from owners that hold the same bytes; the first decides what they are.
 
@@ -987,6 +1017,7 @@ class RdmaDomain:
             keep: Whether a piece is left as it is where its digest is right.
             streams: Threads for each owner.
             path: ``cma``, ``shm``, ``ibverbs`` or ``tcp``; None for the best.
+            place: Where ``segments`` lie.
 
         Returns:
             ``{"bytes", "kept", "again", "owners": [{"bytes", "path", "lost"}]}``; ``kept``: bytes that were there
@@ -1013,6 +1044,7 @@ class RdmaDomain:
         digest: bool = True,
         streams: int | None = None,
         path: str | None = None,
+        place: object = None,
     ) -> dict[str, Any]:
         """Write memory to an owner. After an error the range is undefined.
 
@@ -1022,6 +1054,12 @@ class RdmaDomain:
 
     def close(self) -> None:
         """Withdraw everything and hang up. Does nothing the second time."""
+
+def end_carriers(timeout_s: float) -> None:
+    """Let no thread of the core into Python any more, which is about to end, and wait for those that are there."""
+
+def is_device_memory(address: int) -> bool:
+    """Whether an address is one of an accelerator that this process's runtime knows. Loads its library."""
 
 def buffer_segment(object: object, writable: bool) -> tuple[int, int]:  # noqa: A002
     """Address and length of a contiguous buffer, valid for as long as a view of it is held.

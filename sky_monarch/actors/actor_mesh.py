@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sky_monarch.actors.actor import Actor
     from sky_monarch.actors.failure import MeshFailure
     from sky_monarch.actors.future import Answer
+    from sky_monarch.actors.host_mesh import HostMesh
     from sky_monarch.actors.proc_mesh import ProcMesh
     from sky_monarch.actors.region import Region
     from sky_monarch.actors.value_mesh import ValueMesh
@@ -69,20 +70,27 @@ class ActorMesh(Shaped):
             raise ConfigError(f"{self.name} was not spawned by this process")
         return self._made
 
-    def respawn(self, ranks: int | Iterable[int], timeout: float = 60.0) -> None:
+    def respawn(
+        self, ranks: int | Iterable[int], timeout: float = 60.0, *, host: HostMesh | None = None
+    ) -> None:
         """Replace the process of a rank, dead or alive, and all its actors; then the whole mesh answers again.
+
+        Where the host of a rank is lost, another one takes its place first, for all meshes that had processes there:
+        one that has come anew (hosts that ``launch_hosts`` brought up are had again, and waited for until
+        ``timeout``), else an attached one that has room for the processes that are replaced.
 
         Args:
             ranks: Position in this mesh, or several: they are replaced at once.
             timeout: Seconds, until its actors are made.
+            host: The host that takes the place of a lost one, whether it has room or not: a mesh of one.
 
         Raises:
-            ConfigError: The processes were started by another process.
+            ConfigError: The processes were started by another process, or ``host`` cannot be used.
+            NoCapacityError: The host of a rank is lost, and no other one has room.
+            LaunchError: ``host`` is lost, too.
             SupervisionError: It could not be done in that time.
         """
-        from sky_monarch.actors.proc_mesh import owner_of, ranks_of
-
-        owner_of(self._addresses, self.name).respawn(ranks_of(self.__region, ranks), timeout)
+        self._procs().respawn(ranks, timeout, host=host)
 
     def stop(self) -> Future[None]:
         """End its actors after the messages that wait. Their processes go on."""
@@ -179,11 +187,11 @@ class ActorMesh(Shaped):
     def _rank_of(self, slot: int) -> int:
         return self.__region[slot]
 
-    def _failure_at(self, slot: int, deadline: float) -> MeshFailure | None:
+    def _failure_at(self, slot: int, since: float, deadline: float) -> MeshFailure | None:
         from sky_monarch.actors.proc_mesh import find_owner
 
         owned = find_owner(self._addresses)
-        return None if owned is None else owned.failure_of(self.__region[slot], deadline)
+        return None if owned is None else owned.failure_of(self.__region[slot], since, deadline)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ActorMesh, (

@@ -6,28 +6,43 @@ import os
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from sky_monarch.actors import runtime as _runtime
 from sky_monarch.actors.extent import Extent
 from sky_monarch.actors.host_mesh import HostMesh
 from sky_monarch.actors.keys import CLIENT, HOST, ActorKeys
+from sky_monarch.actors.places import Places
 from sky_monarch.actors.region import Region
-from sky_monarch.errors import ConfigError, LaunchError
+from sky_monarch.errors import ConfigError, LaunchError, SkyMonarchError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sky_monarch._core import ActorGateway
+    from sky_monarch.actors.far_host import FarHost
     from sky_monarch.actors.runtime import Runtime
 
-__all__ = ["HostListener", "attach_to_hosts"]
+__all__ = ["HostListener", "Launched", "attach_to_hosts", "let_go"]
 
 _EVENT_S = 3600.0
 _MOST_HOSTS = 4096
+#: Of one try to dial a lost host again.
+_AGAIN_S = 2.0
 
 
-class _Door:
+class Launched(Protocol):
+    """Hosts that were brought up for this program."""
+
+    def end(self, timeout_s: float) -> None:
+        """Take them down and wait for that, so long at the most.
+
+        Raises:
+            LaunchError: Some may still bill.
+        """
+
+
+class Door:
     """This program's gateway: made at the first attaching, and one a program."""
 
     def __init__(self, runtime: Runtime, keys: ActorKeys, listen: str | None) -> None:
@@ -49,8 +64,17 @@ class _Door:
         self.changed = threading.Condition()
         self.arrived: list[tuple[str, str]] = []
         self.addresses: dict[str, str | None] = {}
+        #: Where hosts were dialled, lost ones too.
+        self.listening: dict[str, str] = {}
         self.closed = False
+        #: Names of hosts that whoever has launched them brings up again where they are lost.
+        self.expected: set[str] = set()
+        #: What was launched together: folders of the hosts, and what ends them.
+        self.launched: list[tuple[set[str], Launched]] = []
+        self.places = Places(self)
         runtime.attached.hears = True
+        runtime.attached.places = self.places
+        runtime.handlers["place"] = self.places.asked
         # Where this program is killed, who removes the folder of its sockets is what it spawns with.
         _ = runtime.spawner
         runtime.at_close.append(self.close)
@@ -89,9 +113,41 @@ class _Door:
             taken, self.arrived[:wanted] = self.arrived[:wanted], []
         return taken
 
+    def newcomer(self, name: str) -> FarHost | None:
+        """A host that has dialled in and has no place yet: the one of that name, or any."""
+        with self.changed:
+            found = sorted(self.arrived, key=lambda one: one[1] != name)
+            if not found:
+                return None
+            folder, called = found[0]
+            self.arrived.remove(found[0])
+            self.addresses[folder] = None
+            for folders, _ in self.launched:
+                # It was brought up for one of these: they are let go together.
+                known = self.runtime.attached.hosts
+                if called in {known[one].name for one in folders if one in known}:
+                    folders.add(folder)
+        self.introduce()
+        return self.runtime.attached.host(folder, called)
+
+    def dial_again(self, lost: str) -> FarHost | None:
+        """The host that listens where a lost one was dialled: its process waits for the next program."""
+        address = self.listening.get(lost)
+        if address is None:
+            return None
+        try:
+            folder, name = self.gateway.dial(address, HOST, _AGAIN_S)
+        except SkyMonarchError:
+            return None
+        found = self.runtime.attached.host(folder, name)
+        self.dialled(folder, address)
+        self.introduce()
+        return found
+
     def dialled(self, folder: str, address: str) -> None:
         """A host is reached there, and nobody waits for it to dial."""
         with self.changed:
+            self.listening[folder] = address
             self.addresses[folder] = address
             self.arrived[:] = [one for one in self.arrived if one[0] != folder]
 
@@ -112,11 +168,11 @@ class _Door:
         self.gateway.close()
 
 
-_door: _Door | None = None
+_door: Door | None = None
 _lock = threading.Lock()
 
 
-def _open(keys: ActorKeys, listen: str | None) -> _Door:
+def _open(keys: ActorKeys, listen: str | None) -> Door:
     global _door
     found = _runtime.runtime()
     with _lock:
@@ -127,7 +183,7 @@ def _open(keys: ActorKeys, listen: str | None) -> _Door:
                     hint="one program has one set of keys; give listen= at the first attaching",
                 )
             return _door
-        _door = _Door(found, keys, listen)
+        _door = Door(found, keys, listen)
         return _door
 
 
@@ -184,6 +240,35 @@ def attach_to_hosts(
     return HostMesh(Region(Extent([dim], [len(found)])), tuple(found))
 
 
+def let_go(hosts: Sequence[tuple[str, str]], timeout_s: float) -> None:
+    """End all that this program has started on hosts, and hang up on them. See :meth:`HostMesh.stop`."""
+    door = _door
+    folders = {folder for folder, _ in hosts}
+    if door is None or door.closed or not folders <= door.runtime.attached.hosts.keys():
+        raise ConfigError(
+            f"{', '.join(name for _, name in hosts)}: this program is not attached to them",
+            hint="the program's own host ends with shutdown()",
+        )
+    attached = door.runtime.attached
+    # By where they are now: another host may have the place of a lost one.
+    going = {attached.hosts[folder].folder for folder in folders}
+    launched = [one for one in door.launched if one[0] & (folders | going)]
+    for together, _ in launched:
+        live = {attached.hosts[folder].folder for folder in together if attached.hosts[folder].gone is None}
+        if not live <= going:
+            raise ConfigError(
+                "these hosts are a part of what was launched together", hint="stop the mesh of all of them"
+            )
+    for folder in going:
+        attached.hosts[folder].let_go()
+        door.gateway.drop_host(folder, "this program has let it go")
+    for one in launched:
+        door.launched.remove(one)
+    end = time.monotonic() + timeout_s
+    for _, job in launched:
+        job.end(max(0.0, end - time.monotonic()))
+
+
 def _reach(gateway: ActorGateway, host: str, end: float) -> tuple[str, str]:
     from sky_monarch.errors import ChannelClosedError, ChannelTimeoutError, SystemCallError
 
@@ -223,6 +308,12 @@ class HostListener:
         address = self._door.gateway.address
         assert address is not None  # noqa: S101  (it was made to listen)
         return address.removeprefix("tls:")
+
+    def launched(self, mesh: HostMesh, job: Launched) -> None:
+        """These hosts were brought up for this program: they come back where they are lost, and go with ``job``."""
+        with self._door.changed:
+            self._door.expected.update(mesh.names)
+            self._door.launched.append(({folder for folder, _ in mesh._known()}, job))
 
     def hosts(self, count: int, *, dim: str = "hosts", timeout: float = 60.0) -> HostMesh:
         """The next ``count`` hosts that dial, as a mesh, in the order of their names.

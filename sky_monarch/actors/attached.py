@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
-from sky_monarch.actors.far_host import FarHost
+from sky_monarch.actors import serial
+from sky_monarch.actors.far_host import SERVER, FarHost, Standby
+from sky_monarch.actors.future import VALUE
+from sky_monarch.errors import LaunchError, NoCapacityError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from sky_monarch.actors.places import Places
     from sky_monarch.actors.runtime import Runtime
     from sky_monarch.actors.spawner import Proc
 
 __all__ = ["Attached"]
+
+#: The program has so long to answer, beyond what it waits for.
+_ANSWER_S = 10.0
 
 
 class Attached:
@@ -25,6 +34,10 @@ class Attached:
         self.hosts: dict[str, FarHost] = {}
         #: Whether this process is told where a host is lost.
         self.hears = False
+        #: In the program itself, where it is attached to hosts.
+        self.places: Places | None = None
+        #: Lost hosts whose place this process's own has.
+        self.own: set[str] = set()
         self.lock = threading.Lock()
 
     def host(self, folder: str, name: str) -> FarHost | None:
@@ -32,6 +45,8 @@ class Attached:
         if folder == self.runtime.folder:
             return None
         with self.lock:
+            if folder in self.own:
+                return None
             found = self.hosts.get(folder)
             if found is None:
                 found = self.hosts[folder] = FarHost(self.runtime, folder, name)
@@ -54,23 +69,87 @@ class Attached:
             if host is not None:
                 host.check()
 
-    def start(self, procs: list[Proc], spares: Sequence[Proc] = ()) -> None:
+    def find_places(self, procs: list[Proc], each: int, wanted: str | None, end: float) -> None:
+        """See to it that the hosts of these processes live: another one has the place of a lost one from here on.
+
+        Args:
+            procs: That were started there.
+            each: Processes that a host of their mesh has room for.
+            wanted: Folder of the host that is to have it; None for any that has room.
+            end: When to give up, by ``time.monotonic()``.
+
+        Raises:
+            NoCapacityError: No host has room.
+            LaunchError: The program, or the host that is wanted, is lost.
+            ConfigError: Another one than the one that is wanted has the place.
+        """
+        for host, some in self._by_host(procs).items():
+            if host is None or host.gone is None:
+                continue
+            if self.places is not None:
+                self.places.find(host.folder, len(some), each, wanted, end)
+            else:
+                self._ask_for_place(host, (len(some), each, wanted), end)
+
+    def _ask_for_place(self, host: FarHost, what: tuple[int, int, str | None], end: float) -> None:
+        from sky_monarch._core import ActorTargets
+
+        # Who serves this host knows the program; on the program's own host that is asked itself.
+        at = f"{self.runtime.folder}/{SERVER}"
+        at = at if os.path.exists(at) else f"{self.runtime.folder}/client"  # noqa: PTH110
+        left_s = max(0.0, end - time.monotonic())
+        body = serial.dumps((self.runtime.address, host.folder, host.name, *what, left_s))
+        replies = self.runtime.node.call(ActorTargets([(at, "")]), 0, "place", *body)
+        if not replies.wait(left_s + _ANSWER_S):
+            raise LaunchError(f"the program does not say who has the place of {host.name}")
+        (_, kind, body, buffers) = replies.take()[0]
+        if kind != VALUE:
+            why = body if kind < 0 else serial.loads(body, buffers).words
+            raise NoCapacityError(f"nothing can be started in place of {host.name}: {why}")
+        folder, name = serial.loads(body, buffers)
+        if folder == host.folder:
+            # Only the way from here to it was lost, and with it all that this process had there.
+            self.replace(host, FarHost(self.runtime, folder, name))
+        else:
+            self.replace(host, self.host(folder, name))
+
+    def replace(self, lost: FarHost, by: FarHost | None) -> None:
+        """What is asked of a lost host is asked of ``by``; None: this process's own host has its place."""
+        with self.lock:
+            for folder in [folder for folder, host in self.hosts.items() if host is lost]:
+                if by is None:
+                    del self.hosts[folder]
+                    self.own.add(folder)
+                else:
+                    self.hosts[folder] = by
+
+    def start(self, procs: list[Proc], spares: Sequence[Proc] = (), standby: Standby | None = None) -> None:
         """Start processes, on all their hosts at the same time. They can be dialled afterwards.
 
         Args:
             procs: Those that are wanted.
             spares: Processes of this host that stand by, for the first of its own among them.
+            standby: What stands by for their mesh on each other host.
 
         Raises:
             LaunchError: A host is lost, or could not start them.
         """
         by_host = self._by_host(procs)
         self.check(procs)
-        begun = [(host, host.begin(some)) for host, some in by_host.items() if host is not None]
+        begun = [(host, host.begin(some, standby)) for host, some in by_host.items() if host is not None]
         if None in by_host:
+            for proc in by_host[None]:
+                # It may have run on a host whose place this one has.
+                proc.address = f"{self.runtime.folder}/{os.path.basename(proc.address)}"  # noqa: PTH119
             self.runtime.spawner.start(by_host[None], spares)
         for host, replies in begun:
             host.settle(replies)
+
+    def tell(self, procs: Iterable[Proc], method: str, *args: Any) -> None:
+        """Ask something of the other hosts of these processes, and wait for no answer."""
+        for host in self._by_host(procs):
+            if host is not None and host.gone is None:
+                host.ask(method, *args)
 
     def kill(self, procs: list[Proc]) -> None:
         """Kill processes; their ends are heard of as always.
@@ -83,6 +162,11 @@ class Attached:
                 self.runtime.spawner.kill(some)
             else:
                 host.kill(some)
+
+    def kill_late(self, procs: list[Proc]) -> None:
+        """Kill those of them that have not ended by now, which nobody may wait for."""
+        with suppress(LaunchError):  # those of a starter that is gone are gone with it
+            self.kill([proc for proc in procs if not proc.ended.is_set()])
 
     def lost(self, folder: str, reason: str) -> None:
         """A host is lost."""

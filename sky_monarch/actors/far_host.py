@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from sky_monarch.actors.runtime import Runtime
     from sky_monarch.actors.spawner import Proc
 
-__all__ = ["SERVER", "FarHost"]
+__all__ = ["SERVER", "FarHost", "Standby"]
+
+#: What stands by on a host for one mesh of one owner: its name there, how many, and what they are to import.
+Standby = tuple[str, int, "list[str]"]
 
 #: Name of the socket of the process that serves a host.
 SERVER = "host"
@@ -50,8 +53,12 @@ class FarHost:
         body = serial.dumps((self.runtime.address, *args))
         return self.runtime.node.call(self._server, 0, method, *body)
 
-    def begin(self, procs: list[Proc]) -> ActorReplies:
+    def begin(self, procs: list[Proc], standby: Standby | None = None) -> ActorReplies:
         """Have processes started; :meth:`settle` waits until they can be dialled.
+
+        Args:
+            procs: Which.
+            standby: What stands by there for their mesh: some of them are made of it.
 
         Raises:
             LaunchError: The host is lost.
@@ -66,7 +73,7 @@ class FarHost:
         if not watched:
             # Only the program itself is told by its gateway.
             threading.Thread(target=self._watch, name="sky-monarch-host", daemon=True).start()
-        return self.ask("start", [(proc.token, proc.name, proc.address) for proc in procs])
+        return self.ask("start", [(proc.token, proc.name, proc.address) for proc in procs], standby)
 
     def _watch(self) -> None:
         replies = self.ask("attend")
@@ -114,6 +121,12 @@ class FarHost:
                 proc.on_end(proc)
             finally:
                 proc.ended.set()
+
+    def let_go(self) -> None:
+        """All that this process has started there is about to end, which is no failure."""
+        with self.lock:
+            for proc in self.procs.values():
+                proc.wanted = False
 
     def lost(self, reason: str) -> None:
         """The host is lost: the end of all its processes, told once to each who has started some together."""

@@ -27,6 +27,8 @@ _DEAD, _THROWN_AWAY = -1, 255
 
 #: After so long a wait its actors are asked what they are doing.
 _WORTH_ASKING_S = 1.0
+#: How a process has ended is known so long after its connections have.
+_REPORTED_S = 0.5
 
 Answer = tuple[int, int, Any, "list[Any]"]
 _PENDING = object()
@@ -228,7 +230,8 @@ def _failure(
         return error
     if kind == _THROWN_AWAY:
         return SupervisionError(f"{who} was stopped before it came to {method}")
-    found = mesh._failure_at(slot, time.monotonic() + 0.5)
+    (called_s,) = buffers
+    found = mesh._failure_at(slot, called_s, time.monotonic() + _REPORTED_S)
     if found is not None:
         gone = SupervisionError(f"{who} is dead: {found}")
         if found.last_lines:

@@ -22,6 +22,7 @@ __all__ = ["HostMesh", "shutdown", "shutdown_context", "this_host", "this_proc"]
 
 _MOST_PROCS = 4096
 _MOST_STANDBYS = 64
+_STOP_S = 600.0
 _numbers = itertools.count(1)
 
 
@@ -40,8 +41,12 @@ class HostMesh(Shaped):
     @property
     def names(self) -> list[str]:
         """What people call the hosts, by rank."""
-        found = self._known()
-        return [found[rank][1] for rank in self.__region]
+        found, attached = self._known(), _runtime.runtime().attached
+        hosts = [attached.host(*found[rank]) for rank in self.__region]
+        return [
+            found[rank][1] if host is None else host.name
+            for rank, host in zip(self.__region, hosts, strict=True)
+        ]
 
     def _known(self) -> tuple[tuple[str, str], ...]:
         if self.__hosts is None:
@@ -63,7 +68,8 @@ class HostMesh(Shaped):
             per_host: Dimensions of the processes of one host; one process where there are none.
             name: Of the mesh, for errors and logs.
             restart: What to do when one ends; by default its owner is told, and may ``respawn`` it.
-            standby: Processes kept ready to take the place of one that ends, with what its actors need imported.
+            standby: Processes kept ready on each host to take the place of one that ends, with what its actors need
+                imported.
 
         Raises:
             ConfigError: A size is not positive, or there are too many.
@@ -84,10 +90,6 @@ class HostMesh(Shaped):
         from sky_monarch.actors.owned import Owned
 
         found = _runtime.runtime()
-        if standby and any(found.attached.host(*known) is not None for known in self._known()):
-            raise ConfigError(
-                "processes stand by on this host alone", hint="leave standby= out for other hosts"
-            )
         number = next(_numbers)
         each = count // max(1, len(self))
         known = self._known()
@@ -97,6 +99,41 @@ class HostMesh(Shaped):
         )
         _owned[addresses] = Owned(found, name, addresses, who_spawns(), restart, standby)
         return ProcMesh(name, addresses, Region(extent))
+
+    def stop(self, timeout: float = _STOP_S) -> Future[None]:
+        """End all that this program has started on these hosts, and let them go.
+
+        Hosts that were launched (``launch_hosts``) are taken down, and waited for; it is said what they have cost, and
+        what may still bill. Leaving a ``with`` block of the mesh does the same.
+
+        Args:
+            timeout: Seconds, for hosts that have to be taken down.
+
+        Raises:
+            ConfigError: It is this program's own host, or another process is attached to them, or they are a part of
+                what was launched together.
+            LaunchError: Some may still bill.
+        """
+        from sky_monarch.actors import attach
+
+        attach.let_go([self._known()[rank] for rank in self.__region], timeout)
+        return Future.ready(None)
+
+    def __enter__(self) -> HostMesh:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop().get()
+
+    def _only(self) -> str:
+        """The folder of the one host of this mesh.
+
+        Raises:
+            ConfigError: There are several.
+        """
+        if len(self) != 1:
+            raise ConfigError(f"host has {len(self)} hosts", hint="a mesh of one: hosts.slice(hosts=1)")
+        return self._known()[self.__region[0]][0]
 
     @property
     def _region(self) -> Region:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import queue
 import shutil
@@ -12,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from sky_monarch.actors import serial
 from sky_monarch.actors.far_host import SERVER
-from sky_monarch.actors.future import VALUE
+from sky_monarch.actors.future import FAILED, VALUE
 from sky_monarch.actors.keys import CLIENT, HOST
+from sky_monarch.actors.remote_error import RemoteError
 from sky_monarch.actors.remote_log import RemoteLog
 from sky_monarch.actors.runtime import CONTROL, Runtime, adopt, listen_at, make_folder
+from sky_monarch.actors.spares import Spares
 from sky_monarch.actors.spawner import Proc
-from sky_monarch.errors import ConfigError, PeerRefusedError, SkyMonarchError
+from sky_monarch.errors import ConfigError, LaunchError, PeerRefusedError, SkyMonarchError
 
 if TYPE_CHECKING:
     from sky_monarch._core import ActorGateway, ActorRequest
@@ -26,8 +29,15 @@ if TYPE_CHECKING:
 __all__ = ["serve"]
 
 _EVENT_S = 3600.0
+#: Of the loss of a program: it has taken its leave (rust_core/py/src/actor_gateway.rs).
+LEFT = "left"
 _HANDSHAKE_S = 10.0
 _RETRY_S = (0.1, 5.0)
+#: A program that was cut off is dialled again for so long; the host is of no use without it.
+_RETURN_S = 60.0
+_REFUSED = os.strerror(errno.ECONNREFUSED)
+#: Where nobody listens for so long, the program has ended.
+_NOBODY_S = 1.0
 
 
 class _OwnersLog(RemoteLog):
@@ -41,11 +51,11 @@ class _OwnersLog(RemoteLog):
 class _Server:
     """One program's processes on this host."""
 
-    def __init__(self, keys: ActorKeys, name: str, listen: str | None) -> None:
+    def __init__(self, keys: ActorKeys, name: str, listen: str | None, only: str) -> None:
         from sky_monarch import __version__
         from sky_monarch._core import ActorGateway
 
-        folder = make_folder()
+        folder = make_folder(only)
         address = f"{folder}/{SERVER}"
         self.runtime = Runtime(folder, os.urandom(32).hex(), address, listen_at(address))
         self.runtime.host = name
@@ -61,8 +71,10 @@ class _Server:
         self.events: queue.SimpleQueue[tuple[str, str, str, str]] = queue.SimpleQueue()
         self.closed = False
         self.owned: dict[str, dict[int, Proc]] = {}
+        self.spares: dict[tuple[str, str], Spares] = {}
         self.lock = threading.Lock()
-        self.runtime.handlers |= {"start": self.start, "kill": self.kill, "routes": self.routes}
+        asked = (self.start, self.kill, self.routes, self.warm, self.cool, self.load, self.place)
+        self.runtime.handlers |= {handler.__name__: handler for handler in asked}
         threading.Thread(target=self.runtime.serve_control, name="sky-monarch-control", daemon=True).start()
         # Not in the main thread, where signals have to be heard.
         threading.Thread(target=self._hear, name="sky-monarch-hosts", daemon=True).start()
@@ -75,23 +87,77 @@ class _Server:
 
     # --- what programs ask for -----------------------------------------------------------------------
 
-    def start(self, request: ActorRequest, owner: str, wanted: list[tuple[int, str, str]]) -> None:
+    def start(
+        self,
+        request: ActorRequest,
+        owner: str,
+        wanted: list[tuple[int, str, str]],
+        standby: tuple[str, int, list[str]] | None,
+    ) -> None:
         procs = [self._proc(owner, token, name, address) for token, name, address in wanted]
         with self.lock:
             first = owner not in self.owned
             self.owned.setdefault(owner, {}).update(
                 {token: proc for (token, _, _), proc in zip(wanted, procs, strict=True)}
             )
+            spares = None if standby is None else self._spares(owner, *standby)
         # The end of the program itself is that of its connection.
-        if first and owner != f"{self.client}/client":
+        if first and not owner.endswith("/client"):
             threading.Thread(target=self._attend, args=(owner,), daemon=True).start()
-        self.runtime.spawner.start(procs)
+        self.runtime.spawner.start(procs, [] if spares is None else spares.take(len(procs)))
+        request.reply(VALUE, *serial.dumps(None))
+        if spares is not None:
+            spares.fill_later()
+
+    def _spares(self, owner: str, mesh: str, count: int, described: list[str]) -> Spares:
+        found = self.spares.get((owner, mesh))
+        if found is None:
+            found = self.spares[owner, mesh] = Spares(self.runtime.spawner, mesh, count, described)
+        return found
+
+    def warm(self, request: ActorRequest, owner: str, mesh: str, count: int, described: list[str]) -> None:
+        """Actors that are described may have to be made on this host."""
+        with self.lock:
+            spares = self._spares(owner, mesh, count, [])
+        spares.expect(described)
         request.reply(VALUE, *serial.dumps(None))
 
+    def cool(self, request: ActorRequest, owner: str, mesh: str) -> None:
+        """No process has to stand by for that mesh any more."""
+        with self.lock:
+            spares = self.spares.pop((owner, mesh), None)
+        if spares is not None:
+            spares.close()
+        request.reply(VALUE, *serial.dumps(None))
+
+    def load(self, request: ActorRequest, _: str) -> None:
+        """How many processes run here."""
+        with self.lock:
+            count = sum(len(procs) for procs in self.owned.values())
+        request.reply(VALUE, *serial.dumps(count))
+
+    def place(self, request: ActorRequest, owner: str, *what: Any) -> None:
+        """Somebody here wants a place for what ran on a host that is lost: the program knows."""
+        from sky_monarch._core import ActorTargets
+
+        del owner
+        body = serial.dumps((self.runtime.address, *what))
+        asked = self.runtime.node.call(ActorTargets([(f"{self.client}/client", "")]), CONTROL, "place", *body)
+
+        def pass_on() -> None:
+            asked.wait()
+            for _, kind, answer, buffers in asked.take():
+                if kind < 0:
+                    request.reply(FAILED, *serial.dumps(RemoteError.of(LaunchError(str(answer)))))
+                else:
+                    request.reply(kind, answer, buffers)
+
+        threading.Thread(target=pass_on, name="sky-monarch-place", daemon=True).start()
+
     def _proc(self, owner: str, token: int, name: str, address: str) -> Proc:
-        if os.path.dirname(address) != self.runtime.folder:  # noqa: PTH120
-            raise ConfigError(f"{address} is no address of this host")
-        proc = Proc(name, address, lambda proc: self._ended(owner, token, proc))
+        # It is addressed by the host whose place this one has, where that was lost.
+        own = f"{self.runtime.folder}/{os.path.basename(address)}"  # noqa: PTH119
+        proc = Proc(name, own, lambda proc: self._ended(owner, token, proc))
         proc.on_born = lambda proc: self._tell(owner, "born", token, proc.pid)
         proc.log = _OwnersLog(lambda text: self._tell(owner, "said", token, text))
         return proc
@@ -117,11 +183,12 @@ class _Server:
         self.runtime.spawner.kill(procs)
         request.reply(VALUE, *serial.dumps(None))
 
-    def routes(self, request: ActorRequest, _: str, routes: list[tuple[str, str | None]]) -> None:
-        assert self.client is not None  # noqa: S101  (nobody else can ask)
+    def routes(self, request: ActorRequest, owner: str, routes: list[tuple[str, str | None]]) -> None:
+        # It is the program that asks, perhaps before anybody here has heard of it.
+        program = os.path.dirname(owner)  # noqa: PTH120
         for folder, address in routes:
             if folder != self.runtime.folder:
-                self.gateway.route(folder, address, self.client)
+                self.gateway.route(folder, address, program)
         request.reply(VALUE, *serial.dumps(None))
 
     def _attend(self, owner: str) -> None:
@@ -131,13 +198,20 @@ class _Server:
         self.runtime.node.call(ActorTargets([(owner, "")]), CONTROL, "attend", serial.dump_whole(())).wait()
         with self.lock:
             procs = list(self.owned.pop(owner, {}).values())
+            spares = [self.spares.pop(key) for key in list(self.spares) if key[0] == owner]
+        for one in spares:
+            one.close()
         if procs:
             self.runtime.spawner.kill(procs)
 
     # --- its life ------------------------------------------------------------------------------------
 
-    def until_lost(self, first_within_s: float | None) -> str:
-        """Serve a program until that is gone; returns why. The first that comes is the one."""
+    def until_lost(self, first_within_s: float | None) -> tuple[str, bool]:
+        """Serve a program until that is gone; the first that comes is the one.
+
+        Returns:
+            Why it is gone, and whether it has taken its leave.
+        """
         import time
 
         end = None if first_within_s is None else time.monotonic() + first_within_s
@@ -157,7 +231,7 @@ class _Server:
                 elif folder != self.client:
                     self.gateway.drop_host(folder, "this host serves another program")
             elif kind == "lost" and folder == self.client:
-                return words
+                return words, certificate == LEFT
 
     def _say(self, words: str) -> None:
         sys.stderr.write(f"sky-monarch actor-host {self.runtime.host}: {words}\n")
@@ -180,16 +254,20 @@ def serve(
     name: str | None = None,
     once: bool = False,
     within_s: float | None = None,
+    only: str = "",
 ) -> None:
     """Serve programs, one after the other, until this process is ended.
 
     Args:
         keys: Of this host.
         listen: ``host:port`` where the program, or other hosts, may dial; port 0 lets the system choose.
-        dial: ``host:port`` of a program that waits for its hosts. Served until it is gone.
+        dial: ``host:port`` of a program that waits for its hosts. Served until it is gone. Where it was cut off, it is
+            dialled again: to that program it is another host, which may have the place of the one that is lost.
         name: What people call this host; its host name by default.
         once: Return when the first program is gone.
         within_s: Longest wait for the first one, in seconds.
+        only: Names this host among all that may run on its machine, where it is started anew after it was killed: what
+            it has left is removed then.
 
     Raises:
         ConfigError: The address or the keys cannot be used.
@@ -204,36 +282,45 @@ def serve(
         )
     keys.check(HOST)
     at = f"tls:{listen}" if listen is not None else None
+    returns = False
     while True:
-        server = _Server(keys, name or socket.gethostname(), at)
+        server = _Server(keys, name or socket.gethostname(), at, only)
         try:
             found = server.gateway.address
             if found is not None:
                 at = found  # the port that was chosen, for the programs after this one too
                 server._say(f"listens at {found.removeprefix('tls:')}")
             end = None if within_s is None else time.monotonic() + within_s
-            if dial is not None:
-                _dial(server.gateway, f"tls:{dial}", end)
+            if dial is not None and not _dial(server.gateway, f"tls:{dial}", end, returns):
+                return
             left = None if end is None else max(0.1, end - time.monotonic())
-            server._say(server.until_lost(left))
+            words, was_left = server.until_lost(left)
+            server._say(words)
         finally:
             server.close()
-        if once or dial is not None:
+        if once or (dial is not None and was_left):
             return
+        if dial is not None:
+            returns, within_s = True, _RETURN_S
 
 
-def _dial(gateway: ActorGateway, address: str, end: float | None) -> None:
-    """Dial the program until it answers."""
+def _dial(gateway: ActorGateway, address: str, end: float | None, returns: bool) -> bool:
+    """Dial the program until it answers. False where this host ``returns``, and the program has ended."""
     import time
 
+    began = time.monotonic()
     pause_s, longest_s = _RETRY_S
     while True:
         try:
             gateway.dial(address, CLIENT, _HANDSHAKE_S)
-            return
+            return True
         except (ConfigError, PeerRefusedError):
+            if returns:
+                return False  # another program is there by now
             raise
         except SkyMonarchError as error:
+            if returns and _REFUSED in str(error) and time.monotonic() - began > _NOBODY_S:
+                return False
             if end is not None and time.monotonic() + pause_s > end:
                 raise SkyMonarchError(f"no program at {address.removeprefix('tls:')}: {error}") from error
         time.sleep(pause_s)

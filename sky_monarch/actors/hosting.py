@@ -128,12 +128,19 @@ class Hosted:
             messages = recv()
             if not messages and self.mailbox.closed:
                 return
-            for request in messages:
-                if not isinstance(request, tuple) and not self.handle(request):
+            for number, request in enumerate(messages, 1):
+                # The answers to what came together leave together: the last one takes the others along.
+                soon = number < len(messages)
+                if not isinstance(request, tuple) and not self.handle(request, soon=soon):
                     return
 
-    def handle(self, request: ActorRequest) -> bool:
-        """Handle one message in this thread; False where it was the last one."""
+    def handle(self, request: ActorRequest, *, soon: bool = False) -> bool:
+        """Handle one message in this thread; False where it was the last one.
+
+        Args:
+            request: The message.
+            soon: Its answer may leave a moment later, together with others.
+        """
         method, place, body, buffers = request.open()
         found = self._methods.get(method)
         if found is None or self.failed is not None:
@@ -141,11 +148,11 @@ class Hosted:
         token = self.enter(place) if place else None
         try:
             args, kwargs = serial.loads(body, buffers)
-            answer = serial.dump_result(found(*args, **kwargs))
+            answer, segments = serial.dump_result(found(*args, **kwargs))
         except BaseException as error:  # noqa: BLE001  (the caller is told)
             self.refuse(request, error)
         else:
-            request.reply(VALUE, *answer)
+            request.reply(VALUE, answer, segments, soon)
         finally:
             if token is not None:
                 current.reset(token)

@@ -65,8 +65,13 @@ class ActorKeys:
                 if os.fstat(file.fileno()).st_mode & 0o077:
                     raise ConfigError(f"{path} can be read by others", hint=f"chmod 600 {path}")
                 return cls.from_text(file.read(), str(path))
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path} cannot be read: {error}") from error
+        except OSError as error:
+            hint = (
+                "`sky-monarch actor-keys FOLDER` makes them" if isinstance(error, FileNotFoundError) else None
+            )
+            raise ConfigError(f"{path} cannot be read: {error.strerror or error}", hint=hint) from error
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{path} cannot be read: it is no text") from error
 
     @classmethod
     def from_environment(cls, environ: MutableMapping[str, str]) -> Self | None:

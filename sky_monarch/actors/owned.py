@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,17 +16,17 @@ from sky_monarch.actors.future import VALUE
 from sky_monarch.actors.remote_log import RemoteLog
 from sky_monarch.actors.spares import Spares
 from sky_monarch.actors.spawner import Proc
+from sky_monarch.actors.standby import describe
 from sky_monarch.errors import ActorError, SkyMonarchError, SupervisionError
 
 if TYPE_CHECKING:
+    from sky_monarch.actors.far_host import Standby
     from sky_monarch.actors.region import Region
     from sky_monarch.actors.restarts import RestartPolicy
     from sky_monarch.actors.runtime import Runtime
 
 __all__ = ["Owned", "Record"]
 
-#: An end is told of for so long to those whose calls it has cut off.
-_RECENT_S = 5.0
 #: The end of a process is known so long after its connections have ended.
 _DYING_S = 0.5
 
@@ -69,9 +71,13 @@ class Owned:
         self.untold: list[tuple[int, Proc]] = []
         self.stopped = False
         self.log = RemoteLog()
-        self.spares = Spares(runtime.spawner, name, standby)
+        hosts = Counter(os.path.dirname(address) for address in addresses)  # noqa: PTH120
+        self.each = max(hosts.values())
+        self.spares = Spares(runtime.spawner, name, standby if runtime.folder in hosts else 0)
+        self.standby = standby
+        self.described: list[str] = []
         self.procs = [self._proc(rank, address) for rank, address in enumerate(addresses)]
-        runtime.attached.start(self.procs)
+        runtime.attached.start(self.procs, (), self._standby())
 
     def _proc(self, rank: int, address: str) -> Proc:
         name = f"{self.name}[{rank}]"
@@ -125,34 +131,40 @@ class Owned:
         with self.changed:
             self.ends.update(dict.fromkeys(ranks, (time.monotonic(), failure)))
             self.changed.notify_all()
-        rank = ranks[0]
         if self.policy is None:
             self.runtime.tell_owner(self.owner, failure)
             return
         # Not here: this thread has to hear of the births that a replacement waits for.
         threading.Thread(
-            target=self._apply, args=(rank, proc, failure), name="sky-monarch-restart", daemon=True
+            target=self._apply, args=(ranks, proc, failure), name="sky-monarch-restart", daemon=True
         ).start()
 
-    def _apply(self, rank: int, proc: Proc, failure: MeshFailure) -> None:
+    def _apply(self, ranks: tuple[int, ...], proc: Proc, failure: MeshFailure) -> None:
         assert self.policy is not None  # noqa: S101  (looked at by the only caller)
         if not self.policy.allows():
             limit = f"{self.policy.intensity} ends in {self.policy.window_s:g} s were dealt with already"
             self.runtime.tell_owner(self.owner, replace(failure, reason=f"{failure.reason}; {limit}"))
             return
         try:
-            self.respawn(self.policy.ranks(rank, len(self.procs)), 60.0, ended=(rank, proc))
+            wanted = {one for rank in ranks for one in self.policy.ranks(rank, len(self.procs))}
+            self.respawn(sorted(wanted), 60.0, ended=(ranks[0], proc))
         except SkyMonarchError as error:
             reason = f"{failure.reason}; and could not be replaced: {error}"
             self.runtime.tell_owner(self.owner, replace(failure, reason=reason))
 
-    def failure_of(self, rank: int, deadline: float) -> MeshFailure | None:
-        """How the process of ``rank`` has ended a moment ago; waits for that until ``deadline``."""
+    def failure_of(self, rank: int, since: float, deadline: float) -> MeshFailure | None:
+        """How the process of ``rank`` has ended; waits for that until ``deadline``.
+
+        Args:
+            rank: Among the processes.
+            since: When it was called: an end before that was another process's, unless none has its place yet.
+            deadline: Like ``since``, of `time.monotonic`.
+        """
         with self.changed:
             while True:
                 when, failure = self.ends.get(rank, (0.0, None))
                 now = time.monotonic()
-                if failure is not None and (self.procs[rank].ended.is_set() or now - when < _RECENT_S):
+                if failure is not None and (when >= since or self.procs[rank].ended.is_set()):
                     return failure
                 if now >= deadline:
                     return None
@@ -161,17 +173,43 @@ class Owned:
     def record(self, record: Record, cls: type[Any]) -> None:
         """Remember how actors of ``cls`` are made, for those who take the place of others."""
         self.records.append(record)
-        self.spares.expect(cls)
+        if self.standby:
+            described = describe([cls])
+            self.described += described
+            self.spares.expect(described)
+            self.runtime.attached.tell(self.procs, "warm", self._reserve, self.standby, described)
 
-    def respawn(self, ranks: list[int], limit_s: float, ended: tuple[int, Proc] | None = None) -> None:
+    @property
+    def _reserve(self) -> str:
+        """Names what stands by for this mesh, among all that its owner has."""
+        return f"{self.name}#{os.path.basename(self.procs[0].address)}"  # noqa: PTH119
+
+    def _standby(self) -> Standby | None:
+        return (self._reserve, self.standby, list(self.described)) if self.standby else None
+
+    def end_spares(self) -> None:
+        """No process has to stand by any more."""
+        self.spares.close()
+        if self.standby:
+            self.runtime.attached.tell(self.procs, "cool", self._reserve)
+
+    def respawn(
+        self,
+        ranks: list[int],
+        limit_s: float,
+        ended: tuple[int, Proc] | None = None,
+        host: str | None = None,
+    ) -> None:
         """Replace the processes of ``ranks``, alive or not, and all actors that were spawned there: all at once.
 
         Args:
             ranks: Each once.
             limit_s: Seconds, until the actors are made.
             ended: A rank and its process: nothing is done where that was replaced meanwhile.
+            host: Folder of the host that has the place of one that is lost; None for any that has room.
 
         Raises:
+            NoCapacityError: Their host is lost, and no other one has room.
             SupervisionError: It was stopped, a process did not end or an actor was not made within ``limit_s``.
         """
         end = time.monotonic() + limit_s
@@ -181,7 +219,7 @@ class Owned:
             if self.stopped:
                 raise SupervisionError(f"{self.name} was stopped", hint="spawn a new mesh of processes")
             if ended is None or self.procs[ended[0]] is ended[1]:
-                self._replace(ranks, end)
+                self._replace(ranks, end, host)
             done = True
         finally:
             for rank, proc in self._release(ranks):
@@ -211,13 +249,17 @@ class Owned:
             self.untold = [each for each in self.untold if each[0] not in ranks]
             return untold
 
-    def _replace(self, ranks: list[int], end: float) -> None:
-        spares = self.spares.take(len(ranks))
+    def _replace(self, ranks: list[int], end: float, host: str | None) -> None:
+        self.runtime.attached.find_places([self.procs[rank] for rank in ranks], self.each, host, end)
+        here = [rank for rank in ranks if self.runtime.attached.of(self.procs[rank]) is None]
+        spares = self.spares.take(len(here))
+        # On other hosts nobody knows from here who stood by.
+        suspects = here[: len(spares)] + [rank for rank in ranks if self.standby and rank not in here]
         try:
             self._put(ranks, spares, end)
         except SupervisionError:
             # One that stood by may have been dying when its place was found: then one is forked for that, once.
-            if not any(self.procs[rank].ended.wait(_DYING_S) for rank in ranks[: len(spares)]):
+            if not any(self.procs[rank].ended.wait(_DYING_S) for rank in suspects):
                 raise
             self._put(ranks, [], end)
 
@@ -233,7 +275,7 @@ class Owned:
         fresh = [self._proc(rank, self.procs[rank].address) for rank in ranks]
         for rank, proc in zip(ranks, fresh, strict=True):
             self.procs[rank] = proc
-        self.runtime.attached.start(fresh, spares)
+        self.runtime.attached.start(fresh, spares, self._standby())
         self._make_again(ranks, end)
 
     def _make_again(self, ranks: list[int], end: float) -> None:
@@ -250,6 +292,8 @@ class Owned:
             if targets:
                 replies = self.runtime.node.call(ActorTargets(targets), 0, "spawn", record.body)
                 making.append((record, replies))
+        fresh = ActorTargets([(self.procs[rank].address, "") for rank in ranks])
+        self.runtime.node.send(fresh, 0, "settled", *serial.dumps(None))
         # Told all of them first: constructors run side by side, and may call one another's actors.
         for record, replies in making:
             if not replies.wait(max(0.0, end - time.monotonic())):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from sky_monarch.actors.future import Answer
+    from sky_monarch.actors.host_mesh import HostMesh
     from sky_monarch.actors.owned import Owned
     from sky_monarch.actors.region import Region
     from sky_monarch.actors.value_mesh import ValueMesh
@@ -115,9 +117,13 @@ class ProcMesh(Shaped):
         mesh._made = Future(replies, _none_of, mesh, "__init__")
         return cast("A", mesh)
 
-    def respawn(self, ranks: int | Iterable[int], timeout: float = 60.0) -> None:
+    def respawn(
+        self, ranks: int | Iterable[int], timeout: float = 60.0, *, host: HostMesh | None = None
+    ) -> None:
         """Replace the processes of ``ranks``, one or several, at once. See :meth:`ActorMesh.respawn`."""
-        owner_of(self._addresses, self.name).respawn(ranks_of(self.__region, ranks), timeout)
+        chosen = ranks_of(self.__region, ranks)
+        folder = None if host is None else host._only()
+        owner_of(self._addresses, self.name).respawn(chosen, timeout, host=folder)
 
     def pids(self) -> list[int | None]:
         """Process ids, by rank; None of one that is not forked yet.
@@ -221,20 +227,29 @@ class ProcMesh(Shaped):
         return Future.ready(None)
 
     def stop(self, timeout: float = _STOP_S) -> Future[None]:
-        """End its processes: actors first, after what waits for them. ``get()`` kills those that take longer."""
+        """End its processes: actors first, after what waits for them. Those that take longer are killed.
+
+        Args:
+            timeout: Seconds that they have for it.
+        """
         from sky_monarch._core import ActorTargets
 
         owned = owner_of(self._addresses, self.name)
         owned.stopped = True
-        owned.spares.close()
+        owned.end_spares()
         targets = ActorTargets([(self._addresses[rank], "") for rank in self.__region])
         replies = runtime().node.call(targets, CONTROL, "exit", serial.dump_whole(timeout))
         end = time.monotonic() + timeout
         stopping = [owned.procs[rank] for rank in self.__region]
+        # Whether anybody waits or not: one that does not answer would be waited for as long as it lives.
+        late = threading.Timer(timeout, owned.runtime.attached.kill_late, [stopping])
+        late.daemon = True
+        late.start()
 
         def settle(*_: object) -> None:
             for proc in stopping:
                 proc.ended.wait(max(0.0, end - time.monotonic()))
+            late.cancel()
             owned.runtime.attached.kill(stopping)
             for proc in stopping:
                 proc.ended.wait(_STOP_S)

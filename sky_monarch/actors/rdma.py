@@ -1,36 +1,58 @@
 """Memory of one process that others read and write: a thin face over the Rust core.
 
 A tensor is taken for what it says of itself (``data_ptr()``, ``nbytes``, ``is_contiguous()``), so nothing here
-imports torch; everything else is a buffer of Python's.
+imports torch; everything else is a buffer of Python's, or memory of a device. Where the process's runtime (HIP or
+CUDA) knows the memory of a device, RDMA devices reach it by themselves if they can, and else it is staged by that
+runtime; any other device's is copied by torch.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import secrets
 import threading
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sky_monarch.actors.device_memory import Fence, TensorCopies
 from sky_monarch.errors import ConfigError
 
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-__all__ = ["Domain", "RDMABuffer", "Transfer", "domain_of_process", "memory_of"]
+__all__ = [
+    "Domain",
+    "Memory",
+    "RDMABuffer",
+    "Transfer",
+    "domain_of_process",
+    "memory_of",
+    "memory_of_tensors",
+]
 
 _LOCAL_ADDRESS = "127.0.0.1"
 _TIMEOUT_S = 30.0
+# For copies under way when Python ends.
+_LAST_COPIES_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Contiguous pieces of memory, and what keeps them valid."""
+    """Contiguous pieces of memory, and what keeps them valid.
+
+    Attributes:
+        segments: Address and length of each.
+        owner: Keeps them.
+        place: Where they lie, as the core wants to know it; None for memory of this process.
+    """
 
     segments: list[tuple[int, int]]
     owner: object
+    place: object = None
 
     @property
     def nbytes(self) -> int:
@@ -59,40 +81,105 @@ def memory_of(*objects: object, writable: bool = False) -> Memory:
     """The memory of tensors and buffers, one after the other.
 
     Args:
-        objects: CPU tensors, contiguous or at least without gaps; or buffers (``bytes``, numpy's arrays, …).
+        objects: Contiguous tensors, :class:`~sky_monarch.actor.DeviceBuffer`, or buffers (``bytes``, numpy's, …).
         writable: Whether it is to be written to.
 
     Raises:
-        ConfigError: One has no memory here, is not contiguous, or is read-only.
+        ConfigError: One has no memory, is not contiguous, or is read-only; or a tensor of a device comes with something
+            that is no tensor.
+    """
+    tensors: list[Any] = [one for one in objects if hasattr(one, "data_ptr")]
+    for tensor in tensors:
+        _check(tensor)
+    if any(_device_of(tensor) != "cpu" for tensor in tensors):
+        if len(tensors) < len(objects):
+            raise ConfigError("tensors of a device come alone", hint="pass tensors, or buffers")
+        return memory_of_tensors(tensors)
+    segments: list[tuple[int, int]] = []
+    kept: list[object] = []
+    places: set[object] = set()
+    one: Any
+    for one in objects:
+        if hasattr(one, "data_ptr"):
+            segments.append((int(one.data_ptr()), int(one.nbytes)))
+        elif hasattr(one, "address") and hasattr(one, "nbytes"):  # a DeviceBuffer
+            segments.append((int(one.address), int(one.nbytes)))
+            places.add("device")
+        else:
+            segment, one = _of_buffer(one, writable=writable)  # with the view that holds it
+            segments.append(segment)
+        kept.append(one)
+    return Memory(segments, tuple(kept), next(iter(places), None))
+
+
+def memory_of_tensors(tensors: Sequence[Any], fence: Fence | None = None) -> Memory:
+    """The memory of tensors without gaps, on whatever devices.
+
+    Args:
+        tensors: Without gaps.
+        fence: When they hold what they are to; None for now. Waited for here where anybody but torch copies them.
+
+    Raises:
+        DeviceError: A device hangs.
     """
     from sky_monarch import _core
 
-    segments: list[tuple[int, int]] = []
-    kept: list[object] = []
-    for one in objects:
-        if hasattr(one, "data_ptr"):
-            segments.append(_of_tensor(one))
-            kept.append(one)
-            continue
-        try:
-            view = memoryview(one)  # type: ignore[arg-type]
-            segments.append(_core.buffer_segment(view, writable))
-        except (TypeError, BufferError) as error:
-            raise ConfigError(
-                f"a {type(one).__name__} cannot be {'written' if writable else 'read'} by others: {error}",
-                hint="pass a contiguous CPU tensor, or an object with a contiguous buffer",
-            ) from error
-        kept.append((view, one))
-    return Memory(segments, tuple(kept))
+    if all(one.device.type == "cpu" for one in tensors):
+        return Memory([(one.data_ptr(), one.nbytes) for one in tensors], tensors)
+    remote = [one for one in tensors if one.device.type != "cpu" and one.nbytes]
+    fence = Fence({one.device for one in remote}) if fence is None else fence
+    # What torch calls AMD's devices, too.
+    if all(one.device.type == "cuda" and _core.is_device_memory(one.data_ptr()) for one in remote):
+        fence.wait()
+        return Memory([(one.data_ptr(), one.nbytes) for one in tensors], tensors, "device")
+    return carried(tensors, fence)
 
 
-def _of_tensor(tensor: Any) -> tuple[int, int]:
-    device = str(getattr(tensor, "device", "cpu"))
-    if device != "cpu":
-        raise ConfigError(f"a tensor lies on {device}: only memory of the host can be registered")
+def carried(tensors: Sequence[Any], fence: Fence | None = None) -> Memory:
+    """The same, copied by torch."""
+    if fence is not None:
+        fence.wait_for_plain()
+    # Only the length counts: these are no addresses.
+    return Memory([(1, sum(int(one.nbytes) for one in tensors))], tensors, TensorCopies(tensors, fence))
+
+
+def _device_of(tensor: Any) -> str:
+    device = getattr(tensor, "device", "cpu")
+    return str(getattr(device, "type", device))
+
+
+def _check(tensor: Any) -> None:
     if not tensor.is_contiguous():
         raise ConfigError("a tensor is not contiguous", hint="pass tensor.contiguous(), and copy back")
-    return int(tensor.data_ptr()), int(tensor.nbytes)
+    if _device_of(tensor) == "meta":
+        raise ConfigError("a tensor lies on meta: it has no memory")
+
+
+def _of_buffer(one: object, *, writable: bool) -> tuple[tuple[int, int], object]:
+    from sky_monarch import _core
+
+    try:
+        view = memoryview(one)  # type: ignore[arg-type]
+        return _core.buffer_segment(view, writable), (view, one)
+    except (TypeError, BufferError) as error:
+        raise ConfigError(
+            f"a {type(one).__name__} cannot be {'written' if writable else 'read'} by others: {error}",
+            hint="pass a contiguous tensor, or an object with a contiguous buffer",
+        ) from error
+
+
+_open: weakref.WeakSet[Domain] = weakref.WeakSet()
+_ends: set[int] = set()
+
+
+def _end(pid: int) -> None:
+    """Have the core out of Python before it ends: a thread that is copying for a peer then would abort the process."""
+    from sky_monarch import _core
+
+    if os.getpid() == pid:
+        _core.end_carriers(_LAST_COPIES_S)
+        for domain in list(_open):
+            domain.close()
 
 
 class Domain:
@@ -112,6 +199,10 @@ class Domain:
         from sky_monarch import _core
 
         self._core = _core.RdmaDomain(address, secret, bytes_per_s=bytes_per_s)
+        _open.add(self)
+        if os.getpid() not in _ends:
+            _ends.add(os.getpid())
+            atexit.register(_end, os.getpid())
 
     @property
     def address(self) -> str:
@@ -124,7 +215,9 @@ class Domain:
         Raises:
             FrameTooLargeError: Too much is registered already.
         """
-        return self._core.register(memory.segments, memory.owner, epoch=epoch, writable=writable)
+        return self._core.register(
+            memory.segments, memory.owner, epoch=epoch, writable=writable, place=memory.place
+        )
 
     def deregister(self, handle: str, *, timeout_s: float) -> bool:
         """Let nobody reach it any more, and wait for who is just doing so.
@@ -202,6 +295,7 @@ class Domain:
             keep=keep,
             path=path,
             streams=streams,
+            place=into.place,
         )
         return Transfer(**report)
 
@@ -224,6 +318,7 @@ class Domain:
             offset=offset,
             digest=digest,
             path=path,
+            place=source.place,
         )
         return Transfer(**report)
 
@@ -250,8 +345,9 @@ class RDMABuffer:
     calls work there, whatever way the bytes take.
 
     Args:
-        data: A contiguous CPU tensor, or an object with a contiguous buffer. It is kept alive until :meth:`drop`, and
-            beyond for as long as somebody uses it.
+        data: A contiguous tensor, memory of a device, or an object with a contiguous buffer. It is kept alive until
+            :meth:`drop`, and beyond for as long as somebody uses it. What a device is to do with it is waited for here;
+            before others are to read what is written later, synchronize.
         domain: Where it is registered; None for that of the process.
         epoch: Of the owner's choice: once it has registered the memory anew under another, this handle is stale.
         writable: Whether others may write to it.
@@ -268,7 +364,7 @@ class RDMABuffer:
         self._nbytes = memory.nbytes
         shared = _shared(data)
         if shared is not None:
-            memory = Memory(memory.segments, shared)
+            memory = Memory(memory.segments, shared, memory.place)
         self._handle = self._domain.register(memory, epoch=epoch, writable=writable)
 
     @classmethod
@@ -305,7 +401,7 @@ class RDMABuffer:
         """Read it into local memory.
 
         Args:
-            dst: A contiguous CPU tensor or writable buffer, of the length that is wanted.
+            dst: A contiguous tensor, memory of a device, or a writable buffer, of the length that is wanted.
             offset: Where in this buffer its bytes begin.
             timeout: Seconds for all of it.
             path: ``cma``, ``shm``, ``ibverbs`` or ``tcp``; None for the best that leads there.

@@ -132,6 +132,8 @@ class Runtime:
             Hosted(self, actor_id, name, owner, point_at(place), made, request).start()
         elif method == "stray":
             self.strays.expect(int(place))
+        elif method == "settled":
+            self.strays.settle()
         elif method in CARE:
             from sky_monarch.actors import care
 
@@ -209,14 +211,26 @@ _runtime: Runtime | None = None
 _lock = threading.Lock()
 
 
-def make_folder() -> str:
-    """A fresh folder for the sockets of one host, which it names too."""
+def make_folder(only: str = "") -> str:
+    """A fresh folder for the sockets of one host, which it names too.
+
+    Args:
+        only: Names what has one such folder at a time: those that it had before, and was killed in, are removed.
+    """
+    import hashlib
+    import shutil
     import tempfile
 
-    folder = tempfile.mkdtemp(prefix="sky-monarch-")
+    prefix = "sky-monarch-" + (hashlib.sha256(only.encode()).hexdigest()[:12] + "-" if only else "")
+    folder = tempfile.mkdtemp(prefix=prefix)
     if len(folder) > _LONGEST_PATH - 10:
         os.rmdir(folder)  # noqa: PTH106
-        folder = tempfile.mkdtemp(prefix="sky-monarch-", dir="/tmp")
+        folder = tempfile.mkdtemp(prefix=prefix, dir="/tmp")
+    if only:
+        place = os.path.dirname(folder)  # noqa: PTH120
+        for name in os.listdir(place):  # noqa: PTH208
+            if name.startswith(prefix) and f"{place}/{name}" != folder:
+                shutil.rmtree(f"{place}/{name}", ignore_errors=True)
     return folder
 
 

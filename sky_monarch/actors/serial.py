@@ -18,6 +18,9 @@ INLINE = 64 * 1024
 
 Body = tuple[bytes, "list[memoryview] | None"]
 
+#: Values that hold neither buffers nor anything that is looked for by its name: plain pickle, in half the time.
+_PLAIN = frozenset({bool, float, int, str, type(None)})
+
 
 class _Large:
     """Large bytes, which pickle would otherwise copy into its body."""
@@ -97,14 +100,24 @@ def dump_whole(value: Any) -> bytes:
 
 def dump_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Body:
     """The body of a call's arguments."""
+    if not kwargs:
+        for value in args:
+            if type(value) not in _PLAIN:
+                break
+        else:
+            return pickle.dumps((args, kwargs), 5), None
     return dumps((_apart(args), _apart(kwargs) if kwargs else kwargs))
 
 
 def dump_result(value: Any) -> Body:
     """The body of what an endpoint returned."""
+    if type(value) in _PLAIN:
+        return pickle.dumps(value, 5), None
     return dumps(_apart(value))
 
 
 def loads(body: Any, buffers: list[Any] | None = None) -> Any:
     """The value of a body."""
-    return pickle.loads(body, buffers=buffers or None)  # noqa: S301  (see above)
+    if buffers:
+        return pickle.loads(body, buffers=buffers)  # noqa: S301  (see above)
+    return pickle.loads(body)  # noqa: S301  (as above)

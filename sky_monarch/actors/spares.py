@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sky_monarch.actors.spawner import Proc
-from sky_monarch.actors.standby import describe
 from sky_monarch.errors import LaunchError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sky_monarch.actors.spawner import Spawner
 
 __all__ = ["Spares"]
@@ -23,7 +24,7 @@ _LATER_S = 0.2
 class Spares:
     """Keeps ``count`` processes ready, from the first mesh of actors on: before it there is nothing to import."""
 
-    def __init__(self, spawner: Spawner, name: str, count: int) -> None:
+    def __init__(self, spawner: Spawner, name: str, count: int, described: Sequence[str] = ()) -> None:
         self.spawner = spawner
         self.name = name
         self.count = count
@@ -31,19 +32,18 @@ class Spares:
         self.lock = threading.Lock()
         self.ready: list[Proc] = []
         self.starting = 0
-        self.described: list[str] = []
+        self.described: list[str] = list(described)
         self.lost = 0
         self.closed = count == 0
 
-    def expect(self, cls: type[Any]) -> None:
-        """Actors of ``cls`` may have to be made.
+    def expect(self, described: list[str]) -> None:
+        """Actors that are described (:func:`standby.describe`) may have to be made.
 
         Raises:
             LaunchError: The zygote is gone.
         """
         if self.closed:
             return
-        described = describe([cls])
         with self.lock:
             self.described += described
             ready = list(self.ready)
@@ -51,8 +51,10 @@ class Spares:
         self.fill()
 
     def fill(self) -> None:
-        """Have as many started as are missing."""
+        """Have as many started as are missing, once there is something to import."""
         with self.lock:
+            if not self.described:
+                return
             self.ready = [proc for proc in self.ready if not proc.ended.is_set()]
             missing = 0 if self.closed else self.count - len(self.ready) - self.starting
             if missing <= 0:

@@ -1,6 +1,7 @@
 """Messages for actors that this process does not have: their senders are told, instead of waiting for ever.
 
-A message may be ahead of the one that makes its actor, where another process sends it: so it has a moment.
+A message may be ahead of the one that makes its actor, where another process sends it: so it has a moment. A process
+that has the place of another one has been told of all actors that are made again: there the moment is short.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ __all__ = ["Strays"]
 
 #: Between the first message for an actor and that which makes it.
 _GRACE_S = 1.0
+#: The same where all actors of the one before have been made again.
+_SETTLED_S = 0.05
 _BATCH = 256
 
 
@@ -29,10 +32,17 @@ class Strays:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._waiting: dict[int, float] = {}
+        self._grace_s = _GRACE_S
 
     def expect(self, actor_id: int) -> None:
         """A message came for an actor without a mailbox."""
-        self._waiting.setdefault(actor_id, time.monotonic() + _GRACE_S)
+        self._waiting.setdefault(actor_id, time.monotonic() + self._grace_s)
+
+    def settle(self) -> None:
+        """This process has the place of another one, and has been told of all actors that are made again."""
+        self._grace_s = _SETTLED_S
+        end = time.monotonic() + _SETTLED_S
+        self._waiting = {actor_id: min(end, until) for actor_id, until in self._waiting.items()}
 
     def wait_s(self) -> float | None:
         """How long nothing has to be done about them; None where there are none."""

@@ -21,6 +21,7 @@ import select
 import signal
 import socket
 import sys
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -37,6 +38,8 @@ _LONGEST_LINE = 2000
 _READ = 32 * 1024
 _SAID = 12 * 1024  # as JSON at most six times as long
 _END_S = 4.0
+#: Between two spares: their imports do not come all at once.
+_APART_S = 0.02
 
 
 class _Child:
@@ -94,6 +97,9 @@ class _Zygote:
         self.folder = folder
         self.children: dict[int, _Child] = {}
         self.by_fd: dict[int, _Child] = {}
+        #: Spares that are to be forked, and what each is to be told then.
+        self.awaited: dict[int, list[bytes]] = {}
+        self.next_spare_s = 0.0
         self.poll = select.poll()
         self.poll.register(line.fileno(), select.POLLIN)
         self.nice = os.getpriority(os.PRIO_PROCESS, 0)
@@ -105,7 +111,8 @@ class _Zygote:
     def run(self) -> None:
         """Serve until the socket closes. Returns in a forked process too, after its life."""
         while True:
-            for fd, _ in self.poll.poll():
+            wait_ms = max(0.0, self.next_spare_s - time.monotonic()) * 1e3 if self.awaited else None
+            for fd, _ in self.poll.poll(wait_ms):
                 if fd == self.line.fileno():
                     if not self.obey():
                         return
@@ -118,6 +125,10 @@ class _Zygote:
                 else:
                     self.pass_on(child, fd)
             self.reap_strays()
+            if self.awaited and time.monotonic() >= self.next_spare_s:
+                # One at a time: a fork takes milliseconds, and nobody hears of a death meanwhile.
+                self.fork_spare(next(iter(self.awaited)))
+                self.next_spare_s = time.monotonic() + _APART_S
 
     def obey(self) -> bool:
         data, fds, _, _ = socket.recv_fds(self.line, MOST_BYTES, MOST_FDS)
@@ -129,12 +140,17 @@ class _Zygote:
                 self.fork(wanted["id"], fds[number + 1 :], partial(self.live, wanted, fd))
             os.close(fd)
         for spare in message.get("spare", ()):
-            self.fork_spare(spare)
+            self.awaited[spare] = []
         for spare in message.get("spares", ()):
-            if spare in self.children:
+            if spare in self.awaited:
+                self.awaited[spare].append(data)
+            elif spare in self.children:
                 # Where it is too busy to hear of more, it imports that when it needs it.
                 self.children[spare].tell(data)
         for child in message.get("kill", ()):
+            if child in self.awaited:
+                # So that its end is told as every other.
+                self.fork_spare(child)
             if child in self.children:
                 # Not yet waited for, so the number is still its own.
                 os.kill(self.children[child].pid, signal.SIGKILL)
@@ -142,6 +158,8 @@ class _Zygote:
 
     def place(self, wanted: dict[str, Any], listener: int) -> bool:
         """Give a place to the process that stands by for it. False where there is none, or it hears nothing."""
+        # One that is not there yet comes too late.
+        self.awaited.pop(wanted.get("spare", 0), None)
         spare = self.children.get(wanted.get("spare", 0))
         if spare is None:
             return False
@@ -151,6 +169,9 @@ class _Zygote:
             os.kill(spare.pid, signal.SIGKILL)
             return False
         assert spare.line is not None  # noqa: S101  (it was told)
+        # From here on somebody waits for it. Without the right to that, its import was no slower before.
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, spare.pid, self.nice)
         spare.line.close()
         spare.line = None
         del self.children[spare.id]
@@ -160,10 +181,15 @@ class _Zygote:
         return True
 
     def fork_spare(self, child: int) -> None:
+        """Fork ``child``, which is awaited, and tell it what it is to import."""
+        told = self.awaited.pop(child)
         mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with its:
             self.fork(child, [mine.fileno()], partial(self.stand_by, its))
-        self.children[child].line = mine
+        made = self.children[child]
+        made.line = mine
+        for data in told:
+            made.tell(data)
 
     def fork(self, child: int, fds: list[int], be: Callable[[], int]) -> None:
         """Fork ``child``, which runs ``be`` and keeps none of ``fds``."""
