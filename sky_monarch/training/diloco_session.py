@@ -1,10 +1,11 @@
 """The session with ``sync: diloco(n)``: each group trains alone for ``n`` steps, then all take one outer step.
 
-A *round* is ``n`` steps, and what TorchFT's manager, the lighthouse and the votes count; ``session.step`` counts
-steps. Between two outer steps nobody asks for a quorum, and nobody waits but for the ranks of its own group. At the
-end of a round the way that each group went is averaged over the quorum; where somebody dies meanwhile, the kept ways
-are averaged again without it. A process that starts asks at once and waits for the end of the others' round: there it
-heals to the parameters of the last outer step, which is taken together with it.
+A *round* is ``n`` steps (the last one those that are left to the target step), and what TorchFT's manager, the
+lighthouse and the votes count; ``session.step`` counts steps. Between two outer steps nobody asks for a quorum, and
+nobody waits but for the ranks of its own group. At the end of a round the way that each group went is averaged over
+the quorum; where somebody dies meanwhile, the kept ways are averaged again without it. A process that starts asks at
+once and waits for the end of the others' round: there it heals to the parameters of the last outer step, which is
+taken together with it.
 """
 
 from __future__ import annotations
@@ -36,8 +37,7 @@ class DilocoSession(Session):
     * Ranks of one group average in every step, weighted by their samples; groups weigh the same, as in TorchFT.
 
     Raises:
-        ConfigError: As :class:`Session`; or ``target_step`` is no whole number of rounds, or ``outer_optimizer``
-            is not one over the parameters that are trained.
+        ConfigError: As :class:`Session`; or ``outer_optimizer`` is not one over the parameters that are trained.
     """
 
     def __init__(
@@ -47,18 +47,12 @@ class DilocoSession(Session):
         **options: Any,
     ) -> None:
         super().__init__(model, optimizer, **options)
-        steps, target = self._local_steps, self._target_step
-        if target is not None and target % steps:
-            raise ConfigError(
-                f"target_step is {target}, but {steps} steps are committed at once",
-                hint=f"take {target - target % steps or steps} or {target - target % steps + steps}",
-            )
         if self._sharding.mesh is not None:
             raise ConfigError(
                 "sync: diloco(n) with a model that its group shards is not supported",
                 hint="sync: every_step, or one rank a group with the whole model",
             )
-        self._state.round_steps = steps
+        self._state.round_steps, self._state.last_step = self._local_steps, self._target_step
         self._outer = Outer(model, optimizer, self._outer_optimizer)
         self._rates = InnerRates(optimizer, self._scheduler)
         self._taken = self._samples = 0
@@ -94,7 +88,18 @@ class DilocoSession(Session):
 
     @property
     def _committed_steps(self) -> int:
-        return 0 if self._manager is None else int(self._manager.current_step()) * self._local_steps
+        return 0 if self._manager is None else self._steps_of(int(self._manager.current_step()))
+
+    def _steps_of(self, rounds: int) -> int:
+        """Steps of so many rounds: the last one ends at the target step, however long it is."""
+        steps = rounds * self._local_steps
+        return steps if self._target_step is None else min(steps, self._target_step)
+
+    @property
+    def _round_steps(self) -> int:
+        """Steps of the round under way; 0 once the target step is committed."""
+        rounds = int(self._entered().current_step())
+        return self._steps_of(rounds + 1) - self._steps_of(rounds)
 
     @property
     def finished(self) -> bool:
@@ -184,7 +189,7 @@ class DilocoSession(Session):
         self._samples += self._contributions.total
         self._begun = self._averaged = False
         values = {name: float(value) for name, value in (metrics or {}).items()}
-        if self._taken < self._local_steps:
+        if self._taken < self._round_steps:
             self._link.committed(self.step, manager.quorum_id, manager.num_participants(), values)
             return True
         self._outer.set_pseudogradients()
@@ -239,7 +244,7 @@ class DilocoSession(Session):
         if manager.errored() is not None:
             # A heal that failed, for one: this member reduces nothing, and the others would wait for it.
             self._group.cut()
-        came = self._taken == self._local_steps and (self._sampler is None or self._sampler.share > 0)
+        came = self._taken == self._round_steps and (self._sampler is None or self._sampler.share > 0)
         places = 0 if self._sampler is None else self._sampler.places
         counting = self._shares.across(
             manager, self._group.members, came=came, samples=self._samples, places=places
@@ -274,17 +279,18 @@ class DilocoSession(Session):
         self._joined = True
 
     def _commit_round(self, manager: SessionManager, metrics: Mapping[str, float]) -> None:
-        first = self._committed_steps - self._local_steps
+        first = self._steps_of(int(manager.current_step()) - 1)
+        steps = self._committed_steps - first
         self._buckets.unpack()
         self._outer.step()
-        self._rates.skip(self._local_steps - self._taken)
+        self._rates.skip(steps - self._taken)
         self._rates.keep()
         values = dict(metrics)
         if self._shares.samples:
             values["effective_batch"] = float(self._shares.samples)
         if self._sampler is not None:
             self._sampler.deal_to_first(self._shares.places)
-            self._sampler.advance(first, self._shares.came, self._group.members, steps=self._local_steps)
+            self._sampler.advance(first, self._shares.came, self._group.members, steps=steps)
             values |= {
                 "epoch": float(self._sampler.epoch),
                 "lost_samples": float(self._sampler.lost_samples),

@@ -42,6 +42,7 @@ class SessionManager(Manager):  # type: ignore[misc]  # torchft has no type info
         super().__init__(**arguments)
         self._transport: Healing = arguments["checkpoint_transport"]
         self._executor = _DaemonExecutor("torchft_quorum")
+        self._client = _Listening(self._client, self._hears)
         self._behind = 0
         self._commit_failures: int = 0
 
@@ -52,6 +53,7 @@ class SessionManager(Manager):  # type: ignore[misc]  # torchft has no type info
         self._behind = self._step
         if isinstance(self._transport, StripedTransport):
             self._transport.following = None
+            self._transport.settle()
         super().start_quorum(allow_heal, shrink_only, timeout)
 
     @property
@@ -73,6 +75,15 @@ class SessionManager(Manager):  # type: ignore[misc]  # torchft has no type info
         # To the lighthouse this group is as far as it was: who is behind gets a donor, and is counted by nobody.
         self._pending_state_dict, self._step = None, self._behind
         return False
+
+    def _hears(self, quorum: Any) -> None:
+        """What its quorum tells a member, in each step: who gets a donor assigned, others can give something, too."""
+        transport = self._transport
+        others_heal = quorum.max_world_size < quorum.replica_world_size and not quorum.heal
+        # Of a new quorum the members tell each other what they have when they meet.
+        met_before = quorum.quorum_id == self._quorum_id
+        if others_heal and met_before and isinstance(transport, StripedTransport):
+            transport.give(quorum.max_step)
 
     def dial_through(self, tunnel: Tunnel | None) -> None:
         """Have the manager of a donor be reached through a tunnel, where there is one."""
@@ -163,6 +174,21 @@ class SessionManager(Manager):  # type: ignore[misc]  # torchft has no type info
     def forget_votes(self) -> None:
         """Drop failed votes: what comes next is not a retry of them, and needs no new mesh."""
         self._commit_failures = 0
+
+
+class _Listening:
+    """The client of the group's manager; what it says of a quorum is heard here before TorchFT acts on it."""
+
+    def __init__(self, client: Any, heard: Callable[[Any], None]) -> None:
+        self._client, self._heard = client, heard
+
+    def _quorum(self, **question: Any) -> Any:
+        quorum = self._client._quorum(**question)
+        self._heard(quorum)
+        return quorum
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
 
 
 class _ThroughTunnel:

@@ -181,10 +181,15 @@ def make_manager(
 def _make_transport(
     env: RankEnvironment, timeouts: Timeouts, group: Resilient, token: str, device: torch.device
 ) -> Any:
-    """How groups that heal get their state. Memory of accelerators is not registered (yet): it goes by HTTP."""
-    if env.healing == "striped" and device.type == "cpu":
+    """How groups that heal get their state."""
+    if env.healing == "striped":
         transport = StripedTransport(
-            replica=env.replica, token=token, address=env.address, neighbours=group, tunnel=group.tunnel
+            replica=env.replica,
+            token=token,
+            address=env.address,
+            neighbours=group,
+            tunnel=group.tunnel,
+            device=device,
         )
         group.before_meeting = transport.meet
         return transport

@@ -406,7 +406,7 @@ class Session:
         values = {name: float(value) for name, value in metrics.items()} if manager.is_participating() else {}
         values |= self._state.save(manager, self.step, leads=leads)
         if (heal := manager.take_heal()) is not None:
-            values |= heal.metrics(self._state.round_steps)
+            values |= heal.metrics(self._state.round_steps, most=self.step)
         self._link.committed(self.step, manager.quorum_id, manager.num_participants(), values)
 
     def _entered(self) -> SessionManager:

@@ -34,6 +34,7 @@ class TrainingState:
     def __init__(self, checkpoints: Checkpoints | None) -> None:
         self.checkpoints = checkpoints
         self.round_steps = 1  # steps that are committed at once; TorchFT's manager counts them as one
+        self.last_step: int | None = None  # where the last round ends, which may be shorter
         self._parts: dict[str, tuple[Callable[[Any], None], Callable[[], Any]]] = {}
 
     @classmethod
@@ -124,13 +125,15 @@ class TrainingState:
 
     def _in_rounds(self, saved: dict[str, Any]) -> dict[str, Any]:
         """The manager's state, of a run that may have committed another number of steps at once."""
-        step = saved["step"] * saved.get("round_steps", 1)
-        if step % self.round_steps:
+        step = saved.get(
+            "steps", saved["step"] * saved.get("round_steps", 1)
+        )  # older ones have whole rounds only
+        if step % self.round_steps and step != self.last_step:
             raise ConfigError(
                 f"the checkpoint is of step {step}, where no round of {self.round_steps} steps ends",
                 hint="go on with the `sync` that it was saved with, or save under a new `checkpoint.to`",
             )
-        return {**saved, "step": step // self.round_steps}
+        return {**saved, "step": -(-step // self.round_steps)}
 
     def save(self, manager: SessionManager, step: int, *, leads: bool) -> dict[str, float]:
         """Begin to save it where that is due; returns what happened to checkpoints so far, as metrics.
@@ -142,9 +145,10 @@ class TrainingState:
         """
         if self.checkpoints is None:
             return {}
-        is_due = self.checkpoints.due(step, self.round_steps)
+        # A shorter round, the last one, is what is left.
+        is_due = self.checkpoints.due(step, step % self.round_steps or self.round_steps)
         if leads and (is_due or self.checkpoints.unchecked):
-            parts = self._gather(manager)
+            parts = self._gather(manager, step)
             self.checkpoints.preflight(step, parts)
             if is_due:
                 self.checkpoints.save(step, parts)
@@ -152,8 +156,8 @@ class TrainingState:
             self.checkpoints.look_after_uploads()
         return self.checkpoints.news()
 
-    def _gather(self, manager: SessionManager) -> dict[str, Any]:
-        counts = {**manager.state_dict(), "round_steps": self.round_steps}
+    def _gather(self, manager: SessionManager, step: int) -> dict[str, Any]:
+        counts = {**manager.state_dict(), "round_steps": self.round_steps, "steps": step}
         return {MANAGER: counts, **{key: save() for key, (_, save) in self._parts.items()}}
 
     @property
@@ -178,7 +182,7 @@ class TrainingState:
         if checkpoints is None:
             return {}
         if checkpoints.flush(limit_s) and checkpoints.begun != step:
-            checkpoints.save(step, self._gather(manager))
+            checkpoints.save(step, self._gather(manager, step))
             checkpoints.flush(max(0.0, deadline - time.monotonic()))
         return checkpoints.news()
 

@@ -56,14 +56,16 @@ class Heal:
     donor: int | None
     step: int
 
-    def metrics(self, round_steps: int = 1) -> dict[str, float]:
+    def metrics(self, round_steps: int = 1, *, most: int | None = None) -> dict[str, float]:
         """As the agent expects it among the metrics of the first commit.
 
         Args:
             round_steps: Steps that the donor counted as one.
+            most: Steps that it can have been at, where its last round was a shorter one.
         """
         numbers = {"at_s": self.at_s, "took_s": self.took_s, "bytes": self.bytes, "donor": self.donor}
-        numbers["step"] = self.step * round_steps
+        step = self.step * round_steps
+        numbers["step"] = step if most is None else min(step, most)
         return {f"heal_{name}": float(value) for name, value in numbers.items() if value is not None}
 
 

@@ -64,12 +64,14 @@ class Arrival:
         began_s: When the first word came, on the monotonic clock.
         moved: Bytes that were read.
         steps: In how many of them something was read.
+        gave: Of what all have alike, bytes that each replica group gave.
         held: Whether the others are to wait until all of it has come.
     """
 
     def __init__(self, manifest: Manifest, places: list[torch.Tensor], names: Sequence[str]) -> None:
         self.places, self.step, self.began_s = places, manifest.step, time.monotonic()
         self.moved = self.steps = self._lost = 0
+        self.gave: dict[int, int] = {}
         self.held = False
         self._shapes, self._paths = manifest.shapes, manifest.paths
         pairs = list(zip(places, manifest.paths, strict=True))

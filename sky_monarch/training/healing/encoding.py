@@ -36,16 +36,19 @@ class Shape:
         dtype: Name, such as ``float32``.
         size: Of each dimension.
         stride: Of each dimension; the tensor has no gaps.
+        on_device: Whether it lies on an accelerator. Shapes are equal all the same: bytes are bytes.
     """
 
     dtype: str
     size: tuple[int, ...]
     stride: tuple[int, ...]
+    on_device: bool = field(default=False, compare=False)
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Shape:
         """That of ``tensor``."""
-        return cls(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tuple(tensor.stride()))
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        return cls(dtype, tuple(tensor.shape), tuple(tensor.stride()), tensor.device.type != "cpu")
 
     @classmethod
     def of_json(cls, value: Any) -> Shape:
@@ -55,23 +58,23 @@ class Shape:
             CheckpointError: It did not.
         """
         malformed = CheckpointError(f"this is no shape of a tensor: {str(value)[:80]}")
-        if not isinstance(value, list) or len(value) != 3:
+        if not isinstance(value, list) or len(value) != 4 or type(value[3]) is not bool:
             raise malformed
-        dtype, size, stride = value
+        dtype, size, stride, on_device = value
         if not isinstance(dtype, str) or not isinstance(getattr(torch, dtype, None), torch.dtype):
             raise malformed
         if not isinstance(size, list) or not isinstance(stride, list) or len(size) != len(stride):
             raise malformed
         if not all(type(number) is int and number >= 0 for number in [*size, *stride]):
             raise malformed
-        shape = cls(dtype, tuple(size), tuple(stride))
+        shape = cls(dtype, tuple(size), tuple(stride), on_device)
         if not shape.is_dense:
             raise CheckpointError(f"a tensor has gaps: {shape}")
         return shape
 
     def to_json(self) -> list[Any]:
         """As JSON values."""
-        return [self.dtype, list(self.size), list(self.stride)]
+        return [self.dtype, list(self.size), list(self.stride), self.on_device]
 
     @property
     def nbytes(self) -> int:
@@ -93,10 +96,15 @@ class Shape:
             expected *= size
         return True
 
-    def empty(self) -> torch.Tensor:
-        """A tensor of this shape, with whatever was in its memory."""
+    def empty(self, accelerator: torch.device) -> torch.Tensor:
+        """A tensor of this shape, with whatever was in its memory.
+
+        Args:
+            accelerator: This process's, for what lies on one at the donor; the host's memory where it has none.
+        """
         dtype: torch.dtype = getattr(torch, self.dtype)
-        return torch.empty_strided(self.size, self.stride, dtype=dtype, device="cpu")
+        device = accelerator if self.on_device else torch.device("cpu")
+        return torch.empty_strided(self.size, self.stride, dtype=dtype, device=device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,10 +191,10 @@ class _Encoder:
 
     def _tensor(self, value: torch.Tensor, path: Path) -> Any:
         plain = type(value) in (torch.Tensor, torch.nn.Parameter) or isinstance(value, torch.nn.Buffer)
-        if not plain or value.layout != torch.strided or value.device.type != "cpu" or value.is_quantized:
+        if not plain or value.layout != torch.strided or value.is_meta or value.is_quantized:
             raise CheckpointError(
                 f"the tensor at {_shown(path)} is a {type(value).__name__} on {value.device}, {value.layout}: only "
-                "plain ones in the host's memory are handed over",
+                "plain ones that have memory are handed over",
                 hint="set recovery.healing: http",
             )
         self.leaves.append(Leaf(path, value.detach()))

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from sky_monarch.actors.rdma import Memory
+from sky_monarch.actors.device_memory import Fence
+from sky_monarch.actors.rdma import Memory, memory_of_tensors
 from sky_monarch.errors import CheckpointError
 from sky_monarch.training.healing.encoding import Leaf, Shape
 
@@ -19,17 +20,17 @@ __all__ = ["Donor", "Manifest", "layout_of", "memory_of_leaves"]
 _MOST_TENSORS = 4_000_000
 
 
-def memory_of_leaves(tensors: Iterable[torch.Tensor]) -> Memory:
-    """Their memory, one after the other; they have no gaps."""
-    kept = list(tensors)
-    return Memory([(one.data_ptr(), one.nbytes) for one in kept], kept)
+def memory_of_leaves(tensors: Iterable[torch.Tensor], fence: Fence | None = None) -> Memory:
+    """Their memory, one after the other; they have no gaps, and hold what they are to after ``fence``: None for now."""
+    return memory_of_tensors(list(tensors), fence)
 
 
 def layout_of(leaves: Iterable[Leaf]) -> str:
     """Equal for equal paths and shapes, in order: then any byte lies at the same place."""
     digest = hashlib.sha256()
     for leaf in leaves:
-        digest.update(json.dumps([leaf.path, Shape.of(leaf.tensor).to_json()]).encode())
+        shape = Shape.of(leaf.tensor)
+        digest.update(json.dumps([leaf.path, shape.dtype, shape.size, shape.stride]).encode())
     return digest.hexdigest()
 
 

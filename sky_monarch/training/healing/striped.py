@@ -8,8 +8,9 @@ registered; what is then still being read does not count. A step that failed has
 on, which is how a newcomer outlives the death of one of its donors.
 
 A joiner that can keep up (:meth:`StripedTransport.keep_up`) lets nobody wait: when its donor says that the others have
-computed their gradients, it takes part in the step with what has come by then, and reads on in the next one. See
-:mod:`sky_monarch.training.healing.arrival`.
+computed their gradients, it takes part in the step with what has come by then, and reads on in the next one. For as
+long as that lasts, every member at the newest step registers its tensors again in each step, and announces them
+(:meth:`StripedTransport.give`). See :mod:`sky_monarch.training.healing.arrival`.
 """
 
 from __future__ import annotations
@@ -18,25 +19,27 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torchft.checkpointing.transport import CheckpointTransport
 
-from sky_monarch.actors.rdma import Domain, Memory, Transfer, memory_of
+from sky_monarch.actors.device_memory import Fence
+from sky_monarch.actors.rdma import Domain, Memory, memory_of
 from sky_monarch.errors import CheckpointError, SkyMonarchError
 from sky_monarch.training.healing.arrival import Arrival, Following
+from sky_monarch.training.healing.donors import GIVES, Donors, Neighbours
 from sky_monarch.training.healing.encoding import Leaf, Replicated, Shape, decode, encode
 from sky_monarch.training.healing.offer import Donor, Manifest, layout_of, memory_of_leaves
-from sky_monarch.training.healing.reading import ARRIVED, OthersWaiting, read_state
+from sky_monarch.training.healing.reading import ARRIVED, OthersWaiting, Tally, read_state
 from sky_monarch.training.sharding import MODEL
 from sky_monarch.training.transport import Heal
 from sky_monarch.training.tunnel import Tunnel
 
-__all__ = ["Neighbours", "Source", "StripedTransport"]
+__all__ = ["Source", "StripedTransport"]
 
 logger = logging.getLogger(__name__)
 
@@ -47,13 +50,6 @@ _WITHDRAW_S = 2.0
 _MOST_MANIFEST_BYTES = 256 << 20
 # Of a quorum, in numbers of announcements: more steps than one ever lasts.
 _STEPS_A_QUORUM = 1 << 32
-
-
-class Neighbours(Protocol):
-    """The members of the newest quorum."""
-
-    def donors(self) -> list[str]:
-        """What they said when they met."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +89,7 @@ class StripedTransport(CheckpointTransport[Any]):  # type: ignore[misc]  # torch
         neighbours: Who else is there.
         bytes_per_s: What may leave in all; None for as much as there is.
         tunnel: The way to donors on other hosts, where these do not reach each other by themselves.
+        device: Of the parameters; None for the host's memory.
 
     Attributes:
         torn: Whether this process's parameters are partly a donor's: they are of no step then.
@@ -108,12 +105,17 @@ class StripedTransport(CheckpointTransport[Any]):  # type: ignore[misc]  # torch
         neighbours: Neighbours,
         bytes_per_s: int | None = None,
         tunnel: Tunnel | None = None,
+        device: torch.device | None = None,
     ) -> None:
         self._replica, self._neighbours, self._tunnel = replica, neighbours, tunnel
+        self._device = device or torch.device("cpu")
+        self._devices: set[torch.device] = set()  # of what there is to give
+        self._fence = Fence()
         self._domain = Domain(token, address=address, bytes_per_s=bytes_per_s)
         self._source: Source | None = None
         self._lock = threading.Lock()
         self._offers: list[str] = []
+        self._announced = False
         self._quorum = self._serial = -1
         self._common: list[Leaf] = []
         self._layout = ""
@@ -123,6 +125,7 @@ class StripedTransport(CheckpointTransport[Any]):  # type: ignore[misc]  # torch
         self._names: Sequence[str] | None = None
         self._arrival: Arrival | None = None
         self._others: OthersWaiting | None = None
+        self._donors: Donors | None = None
         self.torn = False
         self.following: Following | None = None
 
@@ -133,8 +136,13 @@ class StripedTransport(CheckpointTransport[Any]):  # type: ignore[misc]  # torch
             CheckpointError: It holds something that cannot be handed over.
         """
         for key, save in source.parts.items():
-            encode(save(), (key,))
+            self._devices |= {leaf.tensor.device for leaf in encode(save(), (key,))[1]}
         self._source = source
+        self.settle()
+
+    def settle(self) -> None:
+        """Say that this thread has queued all that changes the state until the next commit; waits for nothing."""
+        self._fence = Fence(self._devices)
 
     def keep_up(self, names: Sequence[str]) -> None:
         """Let nobody wait for this process while it heals.
@@ -168,10 +176,34 @@ class StripedTransport(CheckpointTransport[Any]):  # type: ignore[misc]  # torch
             return None
         return Donor(replica=self._replica, step=step, layout=self._layout, handle=handle).to_text()
 
+    def give(self, step: int) -> None:
+        """Somebody else heals in another step of the same quorum: register again what all have alike, and say so.
+
+        Never raises: whoever heals has its assigned donor.
+        """
+        source = self._source
+        if source is None:
+            return
+        try:
+            if self._announced and self._serial != self._serial_of(step):
+                self._withdraw_offers()
+            handle = self._register(source.common(), step)
+            if handle is not None:
+                donor = Donor(replica=self._replica, step=step, layout=self._layout, handle=handle)
+                self._announce_text(GIVES, step, donor.to_text())
+        except SkyMonarchError as error:
+            logger.info("this process gives nothing in step %d: %s", step, error)
+
+    def _announce_text(self, name: str, step: int, text: str) -> None:
+        with self._lock:
+            self._serial, self._announced = self._serial_of(step), True
+        self._domain.announce(name, self._serial, text)
+
     def _register(self, common: list[Leaf], step: int) -> str | None:
         """Let others read ``common``, which may be registered already; None where there is nothing to give."""
-        memory = memory_of_leaves(leaf.tensor for leaf in common)
-        registered = (step, memory.segments)
+        self._know(leaf.tensor for leaf in common)
+        memory = memory_of_leaves((leaf.tensor for leaf in common), self._fence)
+        registered = (step, [(leaf.tensor.data_ptr(), leaf.tensor.nbytes) for leaf in common])
         with self._lock:
             self._common, self._layout = common, layout_of(common)
             handle = self._common_handle if self._registered == registered and not self.torn else None
@@ -183,6 +215,13 @@ class StripedTransport(CheckpointTransport[Any]):  # type: ignore[misc]  # torch
             with self._lock:
                 self._common_handle, self._registered = handle, registered
         return handle
+
+    def _know(self, tensors: Iterable[torch.Tensor]) -> None:
+        """What lies on another device than all before is used from here on."""
+        new = {one.device for one in tensors} - self._devices
+        if new:
+            self._devices |= new
+            self._fence = Fence(new, self._fence)
 
     def _offer(self, memory: Memory, epoch: int) -> str:
         handle = self._domain.register(memory, epoch=epoch)
@@ -220,6 +259,7 @@ class StripedTransport(CheckpointTransport[Any]):  # type: ignore[misc]  # torch
     def _announce(self, step: int, state_dict: Any) -> None:
         if self.torn:
             raise CheckpointError("this process's parameters are of no step: it cannot be a donor")
+        self._fence.block_this_thread()  # before running means are copied
         tree, leaves = encode(state_dict)
         if self._common_handle is None and self._source is not None:
             # The members met some steps ago, and the joiner is still reading.
@@ -242,6 +282,7 @@ class StripedTransport(CheckpointTransport[Any]):  # type: ignore[misc]  # torch
         if [path for path in paths if path is not None] != [leaf.path for leaf in self._common]:
             # Their bytes would lie elsewhere than the joiner looks for them.
             raise CheckpointError("the state has other tensors than when the quorum met")
+        fence = Fence({one.device for one in own}, self._fence)  # after the copies, too
         manifest = Manifest(
             step=step,
             replica=self._replica,
@@ -250,13 +291,11 @@ class StripedTransport(CheckpointTransport[Any]):  # type: ignore[misc]  # torch
             shapes=shapes,
             paths=paths,
             common=self._common_handle,
-            own=self._offer(memory_of_leaves(own), step) if own else None,
+            own=self._offer(memory_of_leaves(own, fence), step) if own else None,
         )
         data = manifest.to_bytes()
         handle = self._offer(memory_of(data), step)
-        with self._lock:
-            self._serial = self._serial_of(step)
-        self._domain.announce(_STATE, self._serial, json.dumps({"handle": handle, "nbytes": len(data)}))
+        self._announce_text(_STATE, step, json.dumps({"handle": handle, "nbytes": len(data)}))
 
     def arrived(self) -> None:
         """This process has computed its gradients: who still reads need not be waited for, where it can keep up."""
@@ -283,9 +322,9 @@ class StripedTransport(CheckpointTransport[Any]):  # type: ignore[misc]  # torch
     def _withdraw_offers(self) -> None:
         with self._lock:
             handles, self._offers = self._offers, []
-            serial = self._serial
-        if handles and serial >= 0:
-            self._domain.retract(serial)
+            announced, self._announced = self._announced, False
+        if announced:
+            self._domain.retract(self._serial)
         for handle in handles:
             self._deregister(handle)
 
@@ -320,20 +359,25 @@ class StripedTransport(CheckpointTransport[Any]):  # type: ignore[misc]  # torch
         manifest = self._read_manifest(address, step, left_s)
         if manifest.step != step:
             raise CheckpointError(f"the donor offers step {manifest.step}, not {step}")
-        arrival, donors = self._arrival_of(manifest), self._donors(manifest)
+        arrival = self._arrival_of(manifest)
+        self._donors = donors = Donors(self._domain, manifest, self._replica, self._serial_of(step))
+        donors.met(self._neighbours)
         if self._tunnel is not None:
-            self._tunnel.reach("donors", [str(json.loads(donor.handle)["address"]) for donor in donors])
+            self._tunnel.reach("donors", donors.addresses)
+        # New tensors may lie where old ones are still in use.
+        self._know(arrival.places)
+        fence = Fence(self._devices, self._fence)
         if arrival.nbytes:
             # From here on the parameters are of no step, until all of it has come.
             self.torn = True
         self._others = others = OthersWaiting(self._domain, address, self._serial_of(step))
-        with others:
-            transfer = read_state(self._domain, arrival, manifest, donors, others, left_s)
-        if transfer is None:
+        with others, donors:
+            tally = read_state(self._domain, arrival, manifest, donors, others, left_s, fence)
+        if tally is None:
             self.following = Following(step=step, here=arrival.here, tree=manifest.tree, arrival=arrival)
             return {"user": {}, "torchft": {"step": step, "batches_committed": 0}}
-        if donors:
-            self._tell(donors, transfer, time.monotonic() - arrival.began_s)
+        if donors.found:
+            self._tell(donors.found, tally, arrival)
         state = decode(manifest.tree, arrival.places)
         self.torn, self._arrival = False, None
         at_s = time.monotonic()
@@ -392,43 +436,20 @@ class StripedTransport(CheckpointTransport[Any]):  # type: ignore[misc]  # torch
                         f"{'.'.join(path[1:])} is {Shape.of(found)} here, {shape} at the donor"
                     )
                 found = None
-            places.append(shape.empty() if found is None else found)
+            places.append(shape.empty(self._device) if found is None else found)
         return places
 
-    def _donors(self, manifest: Manifest) -> list[Donor]:
-        """Who has what the manifest says, the assigned one first: it decides what is right."""
-        if manifest.common is None:
-            return []
-        assigned = Donor(
-            replica=manifest.replica, step=manifest.step, layout=manifest.layout, handle=manifest.common
-        )
-        found = [assigned]
-        try:
-            words = self._neighbours.donors()
-        except Exception as error:  # noqa: BLE001  # the assigned one is enough
-            logger.info("nobody but replica %d is asked for its state: %s", assigned.replica, error)
-            words = []
-        for word in words:
-            try:
-                donor = Donor.of_text(word)
-            except CheckpointError as error:
-                logger.warning("a member is not asked for its state: %s", error)
-                continue
-            if donor.replica not in (self._replica, assigned.replica) and (donor.step, donor.layout) == (
-                manifest.step,
-                manifest.layout,
-            ):
-                found.append(donor)
-        return found
-
-    def _tell(self, donors: list[Donor], transfer: Transfer, took_s: float) -> None:
+    def _tell(self, donors: Sequence[Donor], tally: Tally, arrival: Arrival) -> None:
+        """Say what came from whom: in all steps together, and how it went in the last one."""
+        parts = ((donor, tally.of(donor)) for donor in donors)
         shares = ", ".join(
-            f"{part['bytes'] / 2**20:.0f} MiB of replica {donor.replica} by {part['path'] or 'nothing'}"
-            + (f" (lost: {part['lost']})" if part["lost"] else "")
-            for donor, part in zip(donors, transfer.owners, strict=True)
+            f"{arrival.gave.get(donor.replica, 0) / 2**20:.0f} MiB of replica {donor.replica} "
+            f"by {part.path or 'nothing'}" + (f" (lost: {part.lost})" if part.lost else "")
+            for donor, part in parts
         )
-        right = f", {transfer.kept / 2**20:.0f} MiB was right" if transfer.kept else ""
-        logger.info("healed in %.2f s: %s; %d pieces read again%s", took_s, shares, transfer.again, right)
+        right = f", {tally.kept / 2**20:.0f} MiB was right" if tally.kept else ""
+        took_s = time.monotonic() - arrival.began_s
+        logger.info("healed in %.2f s: %s; %d pieces read again%s", took_s, shares, tally.again, right)
 
     def take_heal(self) -> Heal | None:
         """The last state that this process received, once; None where there was none since."""
@@ -437,8 +458,9 @@ class StripedTransport(CheckpointTransport[Any]):  # type: ignore[misc]  # torch
 
     def shutdown(self, wait: bool = True) -> None:  # noqa: ARG002
         """Withdraw everything and hang up."""
-        if self._others is not None:
-            self._others.join()
+        for asking in (self._others, self._donors):
+            if asking is not None:
+                asking.join()
         try:
             self._withdraw()
         except SkyMonarchError as error:
