@@ -58,7 +58,7 @@ def _root(
 
     Exit codes: 0 done, 1 the run failed, 2 bad input, 3 no capacity, 4 restarts exhausted or min_replicas
     not held, 5 setup failed, 6 no such run, 7 the name is taken by a live run, 8 cancelled by `down`,
-    9 the budget was spent, 130 Ctrl-C.
+    9 the budget was spent, 130 Ctrl-C, 143 SIGTERM.
     """
     if show_tracebacks:
         _output.use_debug()

@@ -37,6 +37,8 @@ def _cause(fields: _Fields) -> str:
         return f"no commit for {seconds(fields.get('limit_s'))}"
     if kind == "spawn_failed":
         return f"could not be started: {fields.get('error')}"
+    if kind == "cannot_start":
+        return f"its command cannot be started, {fields.get('times')} times in a row: {fields.get('error')}"
     if kind == "agent_failed":
         return f"its agent failed at looking after it (please report this): {fields.get('error')}"
     if kind == "stopped":
@@ -126,6 +128,8 @@ def _host_report(fields: _Fields) -> str:
     """What became of a host: ``host demo-h1, attempt 2: launched (slurm/loop, 3.20 $/h)``."""
     state = str(fields.get("state"))
     details = [str(fields["kind"])] if fields.get("kind") else []
+    if state == "launching":  # of the failure before
+        details = [f"in candidate {int(fields.get('choice') or 0) + 1}"] if details else []
     if state == "launched":
         details += [str(fields["place"])] if fields.get("place") else []
         details += [f"{fields['usd_per_hour']:.2f} $/h"] if fields.get("usd_per_hour") else []
@@ -201,6 +205,9 @@ _TEXTS: Mapping[str, Callable[[_Fields], str]] = {
     ),
     "head_launched": lambda f: (
         f"the head, {f.get('cluster')}, bills {number(f.get('usd_per_hour'), 3)} $/h since its launch"
+    ),
+    "head_replaced": lambda f: (
+        f"{f.get('reason')}; head {f.get('attempt')} goes on, and the groups from their checkpoint"
     ),
     "launcher_came": lambda _: "a launcher asks which hosts are wanted",
     "launcher_gone": lambda f: (

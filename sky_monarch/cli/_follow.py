@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import queue
-import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -33,10 +31,6 @@ _STATUS_EVERY_S = 0.5
 
 class _End:
     """A stream has ended."""
-
-
-class _Terminated(KeyboardInterrupt):
-    """SIGTERM: as Ctrl-C, but nobody is there to be asked."""
 
 
 def choose_view(*, json: bool) -> View:
@@ -115,18 +109,6 @@ class _Streams:
         self._over.set()
 
 
-@contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
-    def interrupt(*_: Any) -> None:
-        raise _Terminated
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def _ask(view: View) -> str:
     """Ask once what Ctrl-C meant: ``stop``, ``detach`` or ``continue``."""
     view.pause()
@@ -145,17 +127,25 @@ def _ask(view: View) -> str:
 
 
 class _Stop:
-    """Ends the run beside the main loop, which goes on showing what happens."""
+    """Ends the run beside the main loop, which goes on showing what happens.
 
-    def __init__(self, folder: RunFolder, grace_s: float) -> None:
+    Args:
+        folder: Of the run.
+        grace_s: Seconds between TERM and KILL.
+        pressed: What asked for it.
+    """
+
+    def __init__(self, folder: RunFolder, grace_s: float, pressed: KeyboardInterrupt) -> None:
         from sky_monarch.sdk import Run
 
         self.error: SkyMonarchError | None = None
+        self.exit_code = _code(pressed)
+        reason = _name(pressed)
 
         def body() -> None:
             with Run(folder) as run:
                 try:
-                    run.down(grace_s=grace_s, reason="Ctrl-C")
+                    run.down(grace_s=grace_s, reason=reason)
                 except SkyMonarchError as error:
                     self.error = error
 
@@ -168,6 +158,14 @@ class _Stop:
 
     def join(self) -> None:
         self._thread.join()
+
+
+def _name(pressed: KeyboardInterrupt) -> str:
+    return "SIGTERM" if isinstance(pressed, _output.Terminated) else "Ctrl-C"
+
+
+def _code(pressed: KeyboardInterrupt) -> int:
+    return _output.TERMINATED if isinstance(pressed, _output.Terminated) else _output.INTERRUPTED
 
 
 def follow(
@@ -188,20 +186,20 @@ def follow(
         logs: Whether to show log lines.
         tail: Begin with the last lines of each process; None: with all of them.
         after: Begin after this event.
-        owner: Ctrl-C without a terminal to ask on stops the run; otherwise it only leaves.
-        grace_s: Seconds between TERM and KILL when Ctrl-C stops it.
+        owner: SIGTERM, and Ctrl-C without a terminal to ask on, stop the run; otherwise they only leave.
+        grace_s: Seconds between TERM and KILL when one of them stops it.
 
     Returns:
         The final status; its report has been shown.
 
     Raises:
-        typer.Exit: With 130: Ctrl-C stopped or left the run.
+        typer.Exit: With 130 or 143: Ctrl-C or SIGTERM stopped or left the run.
         BrokenPipeError: The reader of stdout is gone; the run goes on.
     """
     streams = _Streams(run.folder, logs=logs, tail=tail, after=after)
     stop: _Stop | None = None
     try:
-        with _sigterm_interrupts():
+        with _output.sigterm_raises():
             while True:
                 try:
                     if _turn(streams, view, stop):
@@ -209,14 +207,14 @@ def follow(
                 except KeyboardInterrupt as pressed:
                     if stop is not None:
                         say(f"still stopping; `sky-monarch down {run.name}` finishes it")
-                        raise typer.Exit(_output.INTERRUPTED) from None
+                        raise typer.Exit(_code(pressed)) from None
                     choice = _choice(view, pressed, owner=owner)
                     if choice == "detach":
                         say(f"detached; the run goes on: sky-monarch attach {run.name}")
-                        raise typer.Exit(_output.INTERRUPTED) from None
+                        raise typer.Exit(_code(pressed)) from None
                     if choice == "stop":
-                        say(f"stopping {run.run_id} …")
-                        stop = _Stop(run.folder, grace_s)
+                        say(f"{_name(pressed)}: stopping {run.run_id} …")
+                        stop = _Stop(run.folder, grace_s, pressed)
             status = _final(run, stop)
             failures = (
                 [] if status.state == "SUCCEEDED" else [event for event in run.events() if is_failure(event)]
@@ -230,12 +228,12 @@ def follow(
         streams.close()
         view.pause()
     if stop is not None:
-        raise typer.Exit(_output.INTERRUPTED)
+        raise typer.Exit(stop.exit_code)
     return status
 
 
 def _choice(view: View, pressed: KeyboardInterrupt, *, owner: bool) -> str:
-    if sys.stdin.isatty() and sys.stderr.isatty() and not isinstance(pressed, _Terminated):
+    if sys.stdin.isatty() and sys.stderr.isatty() and not isinstance(pressed, _output.Terminated):
         return _ask(view)
     return "stop" if owner else "detach"
 

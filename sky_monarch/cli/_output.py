@@ -7,16 +7,21 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
 from sky_monarch.cli._coercion import check_plainly
 from sky_monarch.errors import SkyMonarchError
 
+if TYPE_CHECKING:
+    from sky_monarch.config import Checked
+
 __all__ = [
     "Commands",
+    "Terminated",
     "columns",
     "is_terminal",
     "money",
@@ -27,14 +32,18 @@ __all__ = [
     "print_line",
     "say",
     "say_resumed",
+    "say_warnings",
     "seconds",
+    "sigterm_raises",
     "use_json",
     "write_bytes",
 ]
 
 INTERRUPTED = 130
+TERMINATED = 128 + signal.SIGTERM  # as a shell reports it
 _BROKEN_PIPE = 141  # what a shell reports of a process that SIGPIPE ended
 
+_NUMBERS = re.compile(r"\[Errno -?\d+\] | \(os error \d+\)")
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 
 
@@ -100,6 +109,12 @@ def say_resumed(run_id: str, head: str | None = None) -> None:
     )
 
 
+def say_warnings(checked: Checked) -> None:
+    """What a job file may not mean."""
+    for problem in checked.problems:
+        say(f"{problem.severity}: {problem.placed(checked.source)}")
+
+
 def print_line(text: str) -> None:
     """One line of the result, on stdout."""
     sys.stdout.write(text + "\n")
@@ -128,6 +143,27 @@ def write_bytes(chunks: Iterable[bytes]) -> None:
     for chunk in chunks:
         sys.stdout.buffer.write(chunk)
     sys.stdout.buffer.flush()
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: everything is cleaned up as on Ctrl-C, but nobody is there to be asked."""
+
+
+@contextmanager
+def sigterm_raises() -> Iterator[None]:
+    """Let SIGTERM raise :class:`Terminated`, where whoever started this process has not had it ignored."""
+
+    def raise_it(*_: object) -> None:
+        raise Terminated
+
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, raise_it)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def plain(text: str) -> str:
@@ -174,7 +210,8 @@ def report(error: BaseException, *, message: str | None = None) -> None:
 
         traceback.print_exception(error)
     hint = getattr(error, "hint", None)
-    text = message if message is not None else str(error)
+    # What the system said is a sentence; its number is for programs.
+    text = _NUMBERS.sub("", message if message is not None else str(error))
     say(f"error: {text}")
     if hint:
         say(f"hint: {hint}")
@@ -214,12 +251,13 @@ class Commands(typer.core.TyperGroup):
             sys.stdout.flush()
         except BrokenPipeError:
             _leave_quietly()
-        except KeyboardInterrupt:
-            say("interrupted")
+        except KeyboardInterrupt as pressed:
+            is_term = isinstance(pressed, Terminated)
+            say("ended by SIGTERM" if is_term else "interrupted")
             # Where Ctrl-C met an `exec` (dataclasses are made by one), Python has noted to end itself by the signal
             # whatever is caught; the next `exec` clears that note.
             exec("")  # noqa: S102
-            raise typer.Exit(INTERRUPTED) from None
+            raise typer.Exit(TERMINATED if is_term else INTERRUPTED) from None
         except SkyMonarchError as error:
             report(error)
             raise typer.Exit(error.exit_code) from None

@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from sky_monarch.cli import _output
 from sky_monarch.cli._events import size_text
-from sky_monarch.errors import ConfigError
+from sky_monarch.errors import ConfigError, SkyMonarchError
 
 if TYPE_CHECKING:
-    from sky_monarch.launch.cluster_plan import Choice, ClusterPlan
+    from sky_monarch.launch.cluster_plan import Choice
     from sky_monarch.launch.placement import HostSet
     from sky_monarch.launch.remote import RemotePlan
+    from sky_monarch.launch.review import Review
     from sky_monarch.launch.shipping import Shipment
     from sky_monarch.launch.skypilot import Verdict
     from sky_monarch.launch.workdir import Listing
 
-__all__ = ["launch_lines", "show_plan", "wheel_line", "workdir_warnings"]
+__all__ = ["launch_lines", "say_notes", "show_plan", "wheel_line", "workdir_warnings"]
 
 _SHOWN_HOSTS = 16
 _SHOWN_NAMES = 3
@@ -26,7 +27,7 @@ _WORTH_A_LOOK = 10 << 20
 
 
 def show_plan(
-    plan: ClusterPlan,
+    found: Review,
     *,
     json: bool,
     yaml: bool = False,
@@ -38,7 +39,7 @@ def show_plan(
     """Print a plan.
 
     Args:
-        plan: The plan.
+        found: The plan, and what `up` says to it.
         json: As one JSON object.
         yaml: The tasks only.
         candidate: Whose tasks, from 1.
@@ -49,14 +50,16 @@ def show_plan(
     Raises:
         ConfigError: There is no candidate of that number.
     """
+    plan = found.plan
     if candidate > len(plan.choices):
-        raise ConfigError(f"the plan has {len(plan.choices)} candidates", hint="--candidate counts from 1")
+        listed = ", ".join(f"{number} {_short(entry)}" for number, entry in enumerate(plan.choices, start=1))
+        raise ConfigError(f"there is no candidate {candidate}", hint=f"--candidate takes {listed}")
     choice = plan.choices[candidate - 1]
     if yaml and not json:
         return _output.print_line(_tasks(choice).rstrip("\n"))
     verdicts = _look_up(plan.choices) if sky else {}
     if json:
-        values = plan.to_json()
+        values = {**plan.to_json(), "up": found.to_json()}
         if sky:
             values["skypilot"] = [_verdict_values(verdicts[entry]) for entry in plan.choices]
         if shipment is not None:
@@ -88,6 +91,30 @@ def show_plan(
     return None
 
 
+def say_notes(
+    left_out: Iterable[str], refusals: Iterable[SkyMonarchError], *, lacking: Iterable[SkyMonarchError]
+) -> None:
+    """Say on stderr what `up` makes of a plan.
+
+    Args:
+        left_out: Candidates that it does not launch.
+        refusals: Why it would refuse the job.
+        lacking: What it would not find on this machine.
+    """
+    for reason in left_out:
+        _output.say(f"note: `up` leaves out {reason}")
+    for what, errors in (("would refuse", refusals), ("would not start from this machine", lacking)):
+        for error in errors:
+            hint = f"; {error.hint}" if error.hint else ""
+            _output.say(f"note: `up` {what}: {error}{hint}")
+
+
+def _short(choice: Choice) -> str:
+    """A candidate in few words."""
+    spot = " spot" if choice.use_spot else ""
+    return f"({choice.accelerator or 'no GPU'}{spot} on {choice.infra})"
+
+
 def _table(choices: Sequence[Choice]) -> list[str]:
     header = ("", "INFRA", "HOSTS", "EACH", "SPOT", "NETWORK", "$/H", "AS OF")
     return _output.columns(header, [_row(number, entry) for number, entry in enumerate(choices, start=1)])
@@ -109,12 +136,12 @@ def workdir_warnings(listing: Listing) -> list[str]:
     found = []
     if listing.large:
         found.append(
-            f"each host gets a copy of the working folder, {size_text(listing.size_bytes)}: so much is rarely code, "
-            "and a .gitignore file leaves data out"
+            f"each host gets a copy of the working folder, {size_text(listing.size_bytes)}: so much is rarely code; "
+            "data that a .gitignore file names stays here"
         )
     if listing.environments:
         found.append(
-            f"virtual environments are of no use on a host, and a .gitignore file leaves them out: "
+            f"virtual environments are of no use on a host: name them in a .gitignore file, and they stay here: "
             f"{_some(listing.environments)}"
         )
     if listing.outward:
@@ -194,9 +221,11 @@ def _ranges(groups: Iterable[int]) -> str:
 
 def _tasks(choice: Choice) -> str:
     """A YAML document a task."""
+    from sky_monarch.launch.tasks import ADDED
     from sky_monarch.launch.yaml_text import yaml_text
 
-    return "".join(
+    added = f"# `up` adds what only a run knows: {', '.join(ADDED)}\n" if choice.tasks else ""
+    return added + "".join(
         f"---\n# sky launch -c {cluster}\n{yaml_text(task)}" for cluster, task in choice.documents()
     )
 

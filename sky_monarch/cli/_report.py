@@ -13,7 +13,7 @@ from sky_monarch.tracebacks import culprit
 if TYPE_CHECKING:
     from sky_monarch.sdk.types import Event, RecoveryRecord, RunStatus
 
-__all__ = ["failure_lines", "host_lines", "recovery_lines", "result_line"]
+__all__ = ["failure_lines", "host_lines", "recovery_lines", "rehearsal_lines", "result_line"]
 
 _TAIL_LINES = 8
 _SHOWN = 10
@@ -73,7 +73,7 @@ def host_lines(one: RunStatus) -> list[str]:
             "head" if host.head else "spare" if host.spare else ",".join(map(str, host.groups)) or "-",
             host.place or "-",
             str(host.attempt),
-            host.phase,
+            host.phase if host.stops_in_s is None else f"{host.phase}, stops in {host.stops_in_s:.0f} s",
             seconds(None if host.since_ms is None else max(0.0, time.time() - host.since_ms / 1000)),
             number(host.usd_per_hour, 2),
             money(host.cost_usd),
@@ -86,6 +86,8 @@ def host_lines(one: RunStatus) -> list[str]:
     if one.cost_usd is not None:
         wasted = f", of which {money(one.wasted_usd)} brought no step" if one.wasted_usd else ""
         lines.append(f"cost so far {money(one.cost_usd)}{wasted}")
+    if one.stops_in_s is not None and not one.ended:
+        lines.append(f"its budget ends it in {seconds(one.stops_in_s)}, if hosts and prices stay as they are")
     return lines
 
 
@@ -157,6 +159,15 @@ def _evidence(record: RecoveryRecord) -> str | None:
     if not parts:
         return None
     return plain(f"replica {record.replica} generation {number(record.generation)}: {'; '.join(parts)}")
+
+
+def rehearsal_lines(status: RunStatus) -> list[str]:
+    """Faults that were to be rehearsed, and never happened: whoever asked for them has seen nothing of a recovery."""
+    if not status.ended:
+        return []
+    reached = "" if status.step is None else f" at step {status.step}"
+    why = f"the run ended{reached} before it was due; only a `Session` reports steps, `after=SECONDS` needs none"
+    return [f"warning: --inject {text} never happened: {why}" for text in status.injections_left]
 
 
 def result_line(status: RunStatus) -> str:

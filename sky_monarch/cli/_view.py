@@ -72,6 +72,8 @@ class PlainView:
         if status.state not in ("SUCCEEDED", "CANCELLED"):
             for text in _report.failure_lines(status, failures):
                 print_line(text)
+        for text in _report.rehearsal_lines(status):
+            print_line(text)
         print_line(_report.result_line(status))
         sys.stdout.flush()
 

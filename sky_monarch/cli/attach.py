@@ -7,14 +7,14 @@ from typing import Annotated
 import typer
 
 from sky_monarch.cli import _output
-from sky_monarch.cli._complete import run_names
+from sky_monarch.cli._complete import unended_names
 
 __all__ = ["attach"]
 
 
 def attach(
     name: Annotated[
-        str, typer.Argument(help="Name or id of a run.", autocompletion=run_names, show_default=False)
+        str, typer.Argument(help="Name or id of a run.", autocompletion=unended_names, show_default=False)
     ],
     json: Annotated[bool, typer.Option("--json", help="Events and the final status as NDJSON.")] = False,
     logs: Annotated[bool, typer.Option("--logs/--no-logs", help="Show what the ranks print.")] = True,

@@ -31,8 +31,13 @@ def debug(
     A process waits only where the program has said procs.debug_option().
     """
     if socket is None:
-        for found in _waiting():
+        waiting = _waiting()
+        for found in waiting:
             _output.print_line(str(found))
+        if not waiting:
+            _output.say(
+                "no process of yours waits at a breakpoint() here; one waits only after procs.debug_option()"
+            )
         return
     _talk(_dial(socket))
 

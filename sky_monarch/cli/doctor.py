@@ -10,7 +10,7 @@ import typer
 from sky_monarch.cli import _output
 
 if TYPE_CHECKING:
-    from sky_monarch.doctor import Examination
+    from sky_monarch.doctor import Examination, Wanted
 
 __all__ = ["doctor"]
 
@@ -37,7 +37,7 @@ def doctor(
     from sky_monarch.doctor import Situation, examine, exchange, limits, paths, probe
     from sky_monarch.doctor.tree import root_of
 
-    devices = _expected(expect)
+    wanted = _expected(expect)
     root = root_of("this", os.environ)
     report = probe.probe(bench=bench)
     if bench and "failed" not in report:
@@ -50,7 +50,7 @@ def doctor(
             report=report,
             tools=probe.tools(),
             torch_hip=probe.torch_hip(),
-            expect=devices,
+            wanted=wanted,
         )
     )
     if json:
@@ -61,17 +61,23 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _expected(text: str | None) -> int | None:
+def _expected(text: str | None) -> Wanted | None:
     if text is None:
         return None
+    from sky_monarch.doctor import Wanted
     from sky_monarch.errors import ConfigError
     from sky_monarch.gpus import GPUS, UnknownGpuError, parse_accelerator
 
     try:
         wanted = parse_accelerator(text)
     except UnknownGpuError as error:
-        raise ConfigError(f"--expect {text}: {error}", hint=error.fix or error.suggestion) from error
-    return wanted.count * GPUS[wanted.name].dies
+        meant = f"did you mean --expect {error.suggestion}?" if error.suggestion else None
+        raise ConfigError(
+            f"--expect {text}: {error}",
+            hint=error.fix or meant or "name one of them and how many: --expect MI300X:8",
+        ) from error
+    count = wanted.count * GPUS[wanted.name].dies
+    return Wanted(devices=count, models=(wanted.name,), exactly=True)
 
 
 def _show(found: Examination) -> None:

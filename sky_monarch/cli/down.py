@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sky_monarch.cli import _output
-from sky_monarch.cli._complete import run_names
+from sky_monarch.cli._complete import unended_names
 from sky_monarch.errors import ConfigError, SkyMonarchError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ __all__ = ["down"]
 def down(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME]...", help="Names or ids of runs.", autocompletion=run_names),
+        typer.Argument(metavar="[NAME]...", help="Names or ids of runs.", autocompletion=unended_names),
     ] = None,
     all_: Annotated[bool, typer.Option("--all", "-a", help="All live runs.")] = False,
     purge: Annotated[

@@ -38,28 +38,32 @@ def plan(
 ) -> None:
     """Show where JOB would run, what that costs, and the tasks that SkyPilot would get; start nothing.
 
-    Needs neither network nor credentials, nor SkyPilot. Prices are those of a dated snapshot.
+    Needs neither network nor credentials, nor SkyPilot. Prices are those of a dated snapshot. What `up` leaves out or
+    would refuse is said on stderr; the exit code is then 2 for what it would refuse.
     """
     _output.use_json(json)
-    from sky_monarch.cli._plan import show_plan, workdir_warnings
+    from sky_monarch.cli._plan import say_notes, show_plan, workdir_warnings
     from sky_monarch.config import JobFileError, check_job, parse_overrides
     from sky_monarch.errors import ConfigError
-    from sky_monarch.sdk import _up
+    from sky_monarch.sdk import _needs, _up
 
     checked = check_job(
         job, env_overrides=parse_overrides(env or ()), secret_overrides=parse_overrides(secret or ())
     )
     if checked.job is None:
         raise JobFileError(checked.source, checked.problems)
-    for problem in checked.problems:
-        _output.say(f"warning: {problem}")
-    found = _up.plan_anywhere(checked.job, name=name)
+    _output.say_warnings(checked)
+    found = _up.review_job(checked.job, name=name)
+    refusals = list(found.refusals)
     workdir = None
-    if any(choice.tasks for choice in found.choices) and (json or not yaml):
+    if any(choice.tasks for choice in found.plan.choices) and (json or not yaml):
         try:
             workdir = _up.workdir_of(checked.job, name=name)
         except ConfigError as error:
-            _output.say(f"warning: `up` would refuse: {error}")
+            refusals.append(error)
     show_plan(found, json=json, yaml=yaml, candidate=candidate, sky=sky, workdir=workdir)
     for warning in [] if workdir is None or yaml else workdir_warnings(workdir):
         _output.say(f"warning: {warning}")
+    say_notes(found.left_out, refusals, lacking=_needs.lacking(checked.job))
+    if refusals:
+        raise typer.Exit(ConfigError.exit_code)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sky_monarch.cli import _output
-from sky_monarch.cli._complete import run_names
+from sky_monarch.cli._complete import unended_names
 
 if TYPE_CHECKING:
     from sky_monarch.sdk.scaling import Scaled
@@ -18,10 +18,10 @@ __all__ = ["scale"]
 
 def scale(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="Name or id of a live run.", autocompletion=run_names)
+        str, typer.Argument(metavar="NAME", help="Name or id of a live run.", autocompletion=unended_names)
     ],
     replicas: Annotated[
-        int, typer.Argument(metavar="REPLICAS", min=1, help="Replica groups that it is to have.")
+        int, typer.Argument(metavar="REPLICAS", help="Replica groups that it is to have, 1 or more.")
     ],
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would change; change nothing.")
@@ -36,7 +36,9 @@ def scale(
     """
     _output.use_json(json)
     from sky_monarch import sdk
+    from sky_monarch.sdk.scaling import scale_body
 
+    scale_body(replicas, dry_run=dry_run, reason="")  # refuses what no run could have
     with sdk.attach(name) as run:
         scaled = run.scale(replicas, dry_run=dry_run)
     if json:

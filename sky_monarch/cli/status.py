@@ -45,7 +45,7 @@ def status(
 
 
 def _table(found: Sequence[RunStatus]) -> list[str]:
-    header = ["NAME", "STATE", "STEP", "GROUPS", "RESTARTS", "AGE", "RUN"]
+    header = ["NAME", "STATE", "STEP", "GROUPS", "RESTARTS", "LASTED", "RUN"]
     rows = [list(_row(one)) for one in found]
     if any(one.hosts for one in found):  # what costs money is seen at once
         header[-1:-1] = ["HOSTS", "COST"]
@@ -86,7 +86,7 @@ def _findings(one: RunStatus) -> list[str]:
 
 
 def _details(one: RunStatus) -> None:
-    from sky_monarch.cli._report import host_lines, recovery_lines, result_line
+    from sky_monarch.cli._report import host_lines, recovery_lines, rehearsal_lines, result_line
 
     print_line(result_line(one))
     if one.quorum is not None:
@@ -134,6 +134,6 @@ def _details(one: RunStatus) -> None:
         for rank in group.ranks:
             if rank.exit is not None and rank.pid is None:
                 print_line(f"replica {group.replica} rank {rank.rank}: {rank.exit}")
-    for text in recovery_lines(one):
+    for text in [*recovery_lines(one), *rehearsal_lines(one)]:
         print_line(text)
     print_line(f"files: {one.run_dir}")

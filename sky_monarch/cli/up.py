@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sky_monarch.cli import _output
-from sky_monarch.errors import ConfigError, LaunchError
+from sky_monarch.cli._complete import head_places
+from sky_monarch.errors import ConfigError, SkyMonarchError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sky_monarch.config import JobSpec
     from sky_monarch.launch.plan import LocalPlan
     from sky_monarch.launch.remote import RemotePlan
+    from sky_monarch.launch.review import Review
 
 __all__ = ["up"]
 
@@ -48,6 +52,7 @@ def up(
         typer.Option(
             "--head",
             metavar="WHERE",
+            autocompletion=head_places,
             help="Where lighthouse and controller run, in place of the job's: here, or on a cluster.",
         ),
     ] = None,
@@ -89,7 +94,7 @@ def up(
     """Launch JOB, keep it alive, and watch it until it ends.
 
     Beyond this machine it shows the plan, its price and what is shipped, and asks, before anything is started.
-    Ctrl-C asks whether to stop the run; without a terminal it stops it.
+    Ctrl-C asks whether to stop the run; without a terminal it stops it, and so does SIGTERM.
     """
     _output.use_json(json)
     from sky_monarch.config import JobFileError, check_job, parse_overrides
@@ -101,24 +106,31 @@ def up(
     )
     if checked.job is None:
         raise JobFileError(checked.source, checked.problems)
-    for problem in checked.problems:
-        _output.say(f"warning: {problem}")
-    if dry_run and checked.job.places() != ("local",) and hosts is None:
-        return _show_elsewhere(_up.headed(checked.job, head), name=name, spare=spare, json=json)
-    plan = _up.plan_run(
-        checked.job,
-        name=name,
-        inject=inject or (),
-        hosts=hosts,
-        head=head,
-        address=head_address,
-        spare=spare,
-    )
+    _output.say_warnings(checked)
+    spec = checked.job
+
+    def planned() -> LocalPlan | RemotePlan:
+        return _up.plan_run(
+            spec,
+            name=name,
+            inject=inject or (),
+            hosts=hosts,
+            head=head,
+            address=head_address,
+            spare=spare,
+            is_dry=dry_run,
+        )
+
+    if dry_run and spec.places() != ("local",) and hosts is None:
+        return _show_elsewhere(
+            spec, _up.review_job(spec, name=name, spare=spare, head=head), planned, json=json
+        )
+    plan = planned()
     if dry_run:
-        return _show_here(plan, json=json)
+        return _show_here(spec, plan, json=json)
     if isinstance(plan, RemotePlan):
         _announce(plan, yes=yes)
-    with _up.launch_plan(plan, timeout_s=60.0) as run:
+    with _output.sigterm_raises(), _up.launch_plan(plan, timeout_s=60.0) as run:
         if run.resumed:
             _output.say_resumed(run.run_id, run.folder.head)
         if detach:
@@ -166,44 +178,58 @@ def _announce(plan: RemotePlan, *, yes: bool) -> None:
         raise typer.Exit(_output.INTERRUPTED)
 
 
-def _show_elsewhere(job: JobSpec, *, name: str | None, spare: int | None, json: bool) -> None:
-    from sky_monarch.cli._plan import show_plan, wheel_line, workdir_warnings
-    from sky_monarch.launch.remote import launchable
-    from sky_monarch.sdk import _up
+def _show_elsewhere(
+    job: JobSpec, found: Review, planned: Callable[[], LocalPlan | RemotePlan], *, json: bool
+) -> None:
+    """A plan of hosts that do not exist, and what `up` would say to it: by the very way that `up` goes."""
+    from sky_monarch.cli._plan import say_notes, show_plan, wheel_line, workdir_warnings
+    from sky_monarch.sdk import _needs, _up
 
-    plan = _up.plan_anywhere(job, name=name, spare=spare)
+    refusals: list[SkyMonarchError] = list(found.refusals)
+    lacking = list(_needs.lacking(job))
+    if not (refusals or lacking):
+        try:
+            planned()
+        except SkyMonarchError as error:
+            refusals.append(error)
+    shipment = None
     try:
         shipment = _up.shipment_of(job)
-    except LaunchError as error:
-        shipment = None
-        _output.say(f"warning: `up` would refuse: {error}")
-    show_plan(plan, json=json, shipment=shipment, workdir=None if shipment is None else shipment.workdir)
-    try:
-        left_out = launchable(job, plan).left_out
     except ConfigError as error:
-        _output.say(f"warning: `up` would refuse: {error}" + (f"; {error.hint}" if error.hint else ""))
-        left_out = ()
-    for reason in left_out:
-        _output.say(f"warning: `up` leaves out {reason}")
-    if json:
-        return
-    if shipment is not None:
+        if not (refusals or lacking):
+            refusals.append(error)
+    show_plan(found, json=json, shipment=shipment, workdir=None if shipment is None else shipment.workdir)
+    if shipment is not None and not json:
         _output.print_line("")
         _output.print_line(wheel_line(shipment))
         for warning in workdir_warnings(shipment.workdir):
             _output.say(f"warning: {warning}")
-    _output.say("nothing was started (--dry-run)")
+    say_notes(found.left_out, refusals, lacking=lacking)
+    _leave_dry(refused=bool(refusals or lacking), json=json)
 
 
-def _show_here(plan: LocalPlan | RemotePlan, *, json: bool) -> None:
+def _leave_dry(*, refused: bool, json: bool) -> None:
+    """A dry run ends as `up` would: with its exit code, where that would refuse."""
+    if refused:
+        raise typer.Exit(ConfigError.exit_code)
+    if not json:
+        _output.say("nothing was started (--dry-run)")
+
+
+def _show_here(job: JobSpec, plan: LocalPlan | RemotePlan, *, json: bool) -> None:
+    from sky_monarch.cli._plan import say_notes
     from sky_monarch.launch.remote import RemotePlan
+    from sky_monarch.sdk import _needs
 
+    lacking = list(_needs.lacking(job))
     files = plan.head.files if isinstance(plan, RemotePlan) else plan.files
     values, injections = files["job.json"], files["controller.json"]["injections"]
     hosts = files["controller.json"].get("hosts")
     if json:
         shown = {"job": values, "injections": injections}
-        return _output.print_json(shown if hosts is None else {**shown, "hosts": hosts}, indent=None)
+        _output.print_json(shown if hosts is None else {**shown, "hosts": hosts}, indent=None)
+        say_notes((), (), lacking=lacking)
+        return _leave_dry(refused=bool(lacking), json=True)
     groups = f"{values['replicas']} replica groups of {values['ranks_per_replica']}"
     _output.print_line(f"{values['name']} on {values['infra']}: {groups}, at least {values['min_replicas']}")
     for key in ("workdir", "setup", "run"):
@@ -222,5 +248,5 @@ def _show_here(plan: LocalPlan | RemotePlan, *, json: bool) -> None:
         _output.print_line(
             f"  {host['name']}: {'spare' if host['provisioned'] and not host['groups'] else groups}"
         )
-    _output.print_line("nothing was started (--dry-run)")
-    return None
+    say_notes((), (), lacking=lacking)
+    return _leave_dry(refused=bool(lacking), json=False)

@@ -28,7 +28,7 @@ def validate(
         _output.print_json(problems_as_json(checked.problems))
     else:
         for problem in checked.problems:
-            _output.say(f"{problem.severity}: {problem}")
+            _output.say(f"{problem.severity}: {problem.placed(checked.source)}")
         if checked.job is not None:
             _output.print_line(f"{job}: {checked.job.name} is a valid job")
     if checked.job is None:

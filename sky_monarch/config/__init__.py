@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from sky_monarch.config.reference import job_schema
     from sky_monarch.config.resources import Candidate, Resources
     from sky_monarch.config.spec import Budget, Checkpoint, JobSpec, Lighthouse, Logs, Recovery
-    from sky_monarch.config.support import require_supported
     from sky_monarch.config.template import INIT_TEMPLATE
 
 __all__ = [
@@ -43,7 +42,6 @@ __all__ = [
     "parse_overrides",
     "problems_as_json",
     "rank_command",
-    "require_supported",
 ]
 
 _HOME = {
@@ -68,7 +66,6 @@ _HOME = {
     "parse_overrides": "environment",
     "problems_as_json": "problem",
     "rank_command": "command",
-    "require_supported": "support",
 }
 
 

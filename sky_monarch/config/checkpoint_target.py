@@ -8,8 +8,16 @@ from importlib.util import find_spec
 from urllib.parse import urlsplit
 
 from sky_monarch.config.problem import FieldRefusalError
+from sky_monarch.errors import ConfigError
 
-__all__ = ["folder_of", "require_no_credentials", "require_usable"]
+__all__ = [
+    "client_of",
+    "folder_of",
+    "require_client",
+    "require_no_credentials",
+    "require_store",
+    "require_usable",
+]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
@@ -65,15 +73,14 @@ def require_no_credentials(target: str) -> None:
         )
 
 
-def require_usable(target: str, *, find: Callable[[str], object | None] = find_spec) -> None:
-    """Refuse a URL that this interpreter cannot save to. Imports nothing that costs, unless it has to.
+def require_store(target: str) -> None:
+    """Refuse a URL that names nothing where checkpoints can be kept, whatever is installed.
 
     Args:
         target: A URL, not a folder.
-        find: How to learn whether a module is there.
 
     Raises:
-        FieldRefusalError: Naming what is missing and how to get it, or what is wrong with the URL.
+        FieldRefusalError: Saying what is wrong with the URL.
     """
     url = urlsplit(target)
     scheme = url.scheme.lower()
@@ -82,19 +89,53 @@ def require_usable(target: str, *, find: Callable[[str], object | None] = find_s
     require_no_credentials(target)
     if not url.netloc:
         raise FieldRefusalError(f"names no bucket: {target[:80]}", fix=f"write {scheme}://bucket/folder")
-    if find("fsspec") is None:
-        raise FieldRefusalError(
-            f"{scheme}:// needs fsspec, which is not installed",
-            fix=_NEEDS.get(scheme, ("", "pip install fsspec"))[1],
-        )
-    if scheme not in _NEEDS:
+    if scheme not in _NEEDS and find_spec("fsspec") is not None:
         from fsspec.registry import known_implementations
 
         if scheme not in known_implementations:
             raise FieldRefusalError(
                 f"no store is known for {scheme}://", fix="name a folder, or a URL such as s3://bucket/folder"
             )
+
+
+def client_of(target: str) -> str | None:
+    """The module by which processes save to a store, ``s3fs``; None for a folder."""
+    scheme = _SCHEME.match(target)
+    if scheme is None or scheme[1].lower() == "file":
+        return None
+    return _NEEDS.get(scheme[1].lower(), ("fsspec", ""))[0]
+
+
+def require_client(target: str, *, find: Callable[[str], object | None] = find_spec) -> None:
+    """Refuse a store that this interpreter has no client for. Imports nothing.
+
+    Args:
+        target: Of a job; a folder needs none.
+        find: How to learn whether a module is there.
+
+    Raises:
+        ConfigError: Naming what is missing and how to get it.
+    """
+    client = client_of(target)
+    if client is None:
         return
-    module, fix = _NEEDS[scheme]
-    if find(module) is None:
-        raise FieldRefusalError(f"{scheme}:// needs {module}, which is not installed", fix=fix)
+    scheme = urlsplit(target).scheme.lower()
+    fix = _NEEDS.get(scheme, ("", "pip install fsspec"))[1]
+    for module in dict.fromkeys(("fsspec", client)):
+        if find(module) is None:
+            raise ConfigError(f"checkpoint.to: {scheme}:// needs {module}, which is not installed", hint=fix)
+
+
+def require_usable(target: str, *, find: Callable[[str], object | None] = find_spec) -> None:
+    """Refuse a URL that this interpreter cannot save to. Imports nothing that costs, unless it has to.
+
+    Args:
+        target: A URL, not a folder.
+        find: How to learn whether a module is there.
+
+    Raises:
+        FieldRefusalError: What is wrong with the URL.
+        ConfigError: What is missing, and how to get it.
+    """
+    require_store(target)
+    require_client(target, find=find)

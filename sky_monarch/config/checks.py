@@ -6,6 +6,7 @@ skip each check whose own fields are not usable.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -60,6 +61,13 @@ class Finding:
     fix: str | None = None
     suggestion: str | None = None
     severity: Severity = "error"
+
+    def __str__(self) -> str:
+        return f"{'.'.join(map(str, self.path))}: {self.message}{f'; {self.fix}' if self.fix else ''}"
+
+
+#: Commands that start processes of their own, one a device.
+_LAUNCHERS = re.compile(r"torchrun|torch\.distributed\.|accelerate|deepspeed|mpirun|srun|nproc")
 
 
 def disagreements(job: Mapping[str, Any]) -> list[Finding]:
@@ -156,6 +164,14 @@ def _devices(job: Mapping[str, Any]) -> list[Finding]:
         if count.isdigit() and int(count) % max(int(ranks), 1):
             message = f"{count} x {name} cannot be shared evenly by ranks_per_replica ({ranks:g})"
             found.append(Finding(path, message, f"set ranks_per_replica: {count}", severity="warning"))
+        elif count.isdigit() and int(count) > ranks and not _LAUNCHERS.search(str(job.get("run"))):
+            each, processes = int(count) // int(ranks), f"{ranks:g} process{'' if ranks == 1 else 'es'}"
+            message = (
+                f"{count} x {name} for {processes} of a group (ranks_per_replica: {ranks:g}): each sees {each} "
+                "devices, and has to use all of them by itself"
+            )
+            fix = f"for one process a device: ranks_per_replica: {count}"
+            found.append(Finding(path, message, fix, severity="warning"))
     return found
 
 

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
 
+from sky_monarch.config.place import read_infra
 from sky_monarch.config.problem import FieldRefusalError
 from sky_monarch.gpus import MOST_PER_HOST
 
@@ -56,8 +57,6 @@ MAX_SCRIPT_BYTES: Final = 128 * 1024 - 1
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 _MAX_NAME = 40
-# Other names of the places that SkyPilot calls by the right-hand one; a plan has one spelling.
-_PLACES = {"kubernetes": "k8s", "digitalocean": "do", "oracle": "oci"}
 _UNITS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 
@@ -125,7 +124,9 @@ def _script(value: object) -> str:
         raise FieldRefusalError(
             "is longer than the 128 KiB that Linux takes as one argument", fix="call a script of the workdir"
         )
-    return text
+    # Blanks at its end say nothing, and YAML's `|` adds a line end: two texts of equal intent are one job.
+    bare = text.rstrip(" \t\n")
+    return text if bare.endswith("\\") else bare
 
 
 def _required_script(value: object) -> str:
@@ -230,16 +231,7 @@ def _module_names(value: object) -> tuple[str, ...]:
 
 
 def _infra(value: object) -> str:
-    text = _text(value)
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:/@*-]{0,199}", text):
-        raise FieldRefusalError(
-            f"must be a place such as local, slurm, k8s/context or runpod, not {shown(text)}"
-        )
-    head, slash, tail = text.partition("/")
-    place = _PLACES.get(head.lower(), head.lower())
-    if place == "local" and slash:
-        raise FieldRefusalError("local takes no /: it is this machine", suggestion="local")
-    return place + (slash + tail if tail else "")
+    return read_infra(_text(value))
 
 
 def _image(value: object) -> str:

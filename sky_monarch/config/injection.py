@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
@@ -47,6 +48,18 @@ class Injection:
         """The text that :func:`parse_injection` reads back."""
         when = f"step={self.step}" if self.step is not None else f"after={self.after_s!r}"
         return f"{self.fault}:replica={self.replica},rank={self.rank},{when}"
+
+    @classmethod
+    def from_wire(cls, wire: Mapping[str, Any]) -> Injection:
+        """What :meth:`to_wire` made."""
+        slot, trigger = wire["slot"], wire["trigger"]
+        return cls(
+            fault=wire["fault"],
+            replica=slot["replica"],
+            rank=slot["rank"],
+            step=trigger.get("step"),
+            after_s=trigger.get("after_s"),
+        )
 
     def check(self, *, replicas: int, ranks_per_replica: int) -> None:
         """Refuse a process that the job does not have.

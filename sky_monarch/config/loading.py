@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from sky_monarch.config.checkpoint_target import folder_of, require_usable
+from sky_monarch.config.checkpoint_target import folder_of, require_store
 from sky_monarch.config.checks import disagreements
 from sky_monarch.config.document import (
     DocumentError,
@@ -227,7 +227,7 @@ class _Loader:
             try:
                 local = folder_of(target)
                 if local is None:
-                    require_usable(target)
+                    require_store(target)
                     return
             except FieldRefusalError as error:
                 self._problem(path, str(error), fix=error.fix)

@@ -49,10 +49,19 @@ class Problem:
     def __str__(self) -> str:
         """One line for people: place, field, message, suggestion, fix."""
         place = f"line {self.line}: " if self.line is not None else ""
+        return f"{place}{self._said}"
+
+    def placed(self, source: str) -> str:
+        """The same with the file, as compilers say it: ``job.yaml:3: replicas: …``."""
+        place = source if self.line is None else f"{source}:{self.line}"
+        return f"{place}: {self._said}"
+
+    @property
+    def _said(self) -> str:
         field = f"{self.path}: " if self.path else ""
         meant = f" (did you mean {self.suggestion!r}?)" if self.suggestion else ""
         fix = f"; {self.fix}" if self.fix else ""
-        return f"{place}{field}{self.message}{meant}{fix}"
+        return f"{field}{self.message}{meant}{fix}"
 
 
 class JobFileError(ConfigError):

@@ -13,7 +13,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     BeforeValidator,
@@ -50,7 +50,8 @@ from sky_monarch.config.fields import (
     Text,
     shown,
 )
-from sky_monarch.config.problem import FieldRefusalError
+from sky_monarch.config.problem import FieldRefusalError, JobFileError
+from sky_monarch.config.refusals import problems_of
 from sky_monarch.config.resources import Resources
 from sky_monarch.config.sync import EVERY_STEP, read_sync
 from sky_monarch.errors import ConfigError
@@ -175,8 +176,7 @@ class Recovery(Part):
     the next spare is provisioned behind them. Each costs as much as any other host."""
     healing: Literal["striped", "http"] = "striped"
     """How a session's group that comes back gets its state. `striped`: straight into its parameters, in pieces from all
-    groups at once, each piece checked. `http`: a copy from one group, as TorchFT does; also where the parameters lie on
-    an accelerator."""
+    groups at once, each piece checked. `http`: a copy from one group, as TorchFT does."""
 
     on_notice: Literal["leave", "checkpoint"] = "leave"
     """What groups do whose host is about to be taken away. `leave`: finish the step and go; where the job has a
@@ -310,6 +310,17 @@ class JobSpec(Part):
     budget: Budget = Budget()
     """What a run may cost; then it ends."""
 
+    if not TYPE_CHECKING:  # for type checkers it has the fields as its parameters
+
+        def __init__(self, **values: Any) -> None:
+            """Raises ConfigError where the job cannot be used: every reason is in it."""
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                raise JobFileError("JobSpec", problems_of(error)) from None  # pydantic's would show secrets
+
+        __init__.__pydantic_base_init__ = True  # model_validate, for the loader, does not come by here
+
     @model_validator(mode="after")
     def _fields_agree(self) -> JobSpec:
         clashes = checks.disagreements(self.model_dump())
@@ -322,9 +333,7 @@ class JobSpec(Part):
         ]
         errors = [finding for finding in clashes if finding.severity == "error"]
         if errors:
-            raise ValueError(
-                "; ".join(f"{'.'.join(map(str, finding.path))} {finding.message}" for finding in errors)
-            )
+            raise ValueError("; ".join(map(str, errors)))
         environment.check_total(self.envs, self.secrets)
         return self
 

@@ -9,5 +9,6 @@ from __future__ import annotations
 
 from sky_monarch.doctor.examine import Examination, Situation, examine
 from sky_monarch.doctor.finding import Finding, Severity
+from sky_monarch.doctor.wanted import Wanted
 
-__all__ = ["Examination", "Finding", "Severity", "Situation", "examine"]
+__all__ = ["Examination", "Finding", "Severity", "Situation", "Wanted", "examine"]

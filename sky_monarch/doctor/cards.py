@@ -22,7 +22,6 @@ _KERNEL_FAULTS = re.compile(
 def check(tree: Tree, found: Sequence[Device], tools: Mapping[str, str]) -> Iterator[Finding]:
     """Everything about the cards."""
     names = Counter(device.model or device.arch for device in found)
-    yield ok("gpu.count", ", ".join(f"{count} x {name}" for name, count in names.items()))
     if len(names) > 1:
         yield warning(
             "gpu.mixed",

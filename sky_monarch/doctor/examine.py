@@ -9,9 +9,10 @@ from typing import Any
 
 from sky_monarch.doctor import cards, clock, environment, kernel, libraries, limits, network, smi
 from sky_monarch.doctor.devices import Device, amd_functions, devices
-from sky_monarch.doctor.finding import Finding, Severity, error, info
+from sky_monarch.doctor.finding import Finding, Severity, error, info, ok
 from sky_monarch.doctor.limits import Limits
 from sky_monarch.doctor.tree import Tree
+from sky_monarch.doctor.wanted import Wanted, inventory, shortfall
 
 __all__ = ["Examination", "Situation", "examine"]
 
@@ -27,7 +28,7 @@ class Situation:
         report: What its libraries and devices say of themselves (``_core.gpu_report``); None where none was tried.
         tools: What its tools printed, by command line, such as ``dmesg``.
         torch_hip: ``torch.version.hip``; "" for a torch without HIP; None where there is no torch.
-        expect: Devices that there should be; None where nobody says.
+        wanted: Devices that there should be; None where nobody says.
         bare: No devices are used: what only matters to them is left out.
     """
 
@@ -37,7 +38,7 @@ class Situation:
     report: Mapping[str, Any] | None = None
     tools: Mapping[str, str] = field(default_factory=dict)
     torch_hip: str | None = None
-    expect: int | None = None
+    wanted: Wanted | None = None
     bare: bool = False
 
 
@@ -113,7 +114,10 @@ def examine(situation: Situation) -> Examination:
 
 def presence(tree: Tree, found: list[Device], situation: Situation) -> Iterator[Finding]:
     """Whether there are the accelerators that there should be."""
-    functions = amd_functions(tree)
+    functions, wanted = amd_functions(tree), situation.wanted
+    # Who asks for a number by hand means the host, whatever the mask of this shell.
+    masks = {} if wanted is None or wanted.exactly else situation.env
+    lacking = None if wanted is None else shortfall(tree, wanted, masks)
     if not found and functions:
         yield error(
             "gpu.driver",
@@ -121,15 +125,12 @@ def presence(tree: Tree, found: list[Device], situation: Situation) -> Iterator[
             "load amdgpu (`modprobe amdgpu`, then `dmesg | grep amdgpu`); in a container pass "
             "--device=/dev/kfd --device=/dev/dri",
         )
+    elif lacking is not None:
+        yield error("gpu.count", lacking.message, lacking.fix)
+    elif not found and situation.report and situation.report.get("devices"):
+        count = len(situation.report["devices"])
+        yield info("gpu.count", f"{count} accelerator(s) of platform {situation.report.get('platform')}")
     elif not found:
-        if situation.report and situation.report.get("devices"):
-            count = len(situation.report["devices"])
-            yield info("gpu.count", f"{count} accelerator(s) of platform {situation.report.get('platform')}")
-        else:
-            yield info("gpu.count", "no accelerators")
-    if situation.expect is not None and len(found) != situation.expect:
-        yield error(
-            "gpu.count",
-            f"{len(found)} device(s) in KFD where {situation.expect} should be",
-            "look for a card that fell off the bus (`dmesg | grep -i amdgpu`), and reset or replace the host",
-        )
+        yield info("gpu.count", "no accelerators")
+    else:
+        yield ok("gpu.count", inventory(found))

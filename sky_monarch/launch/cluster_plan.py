@@ -6,17 +6,19 @@ spent is refused here: groups that could not reach each other, a CUDA image on R
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from sky_monarch.config.checkpoint_target import folder_of
+from sky_monarch.config.checkpoint_target import client_of, folder_of
 from sky_monarch.config.sync import EVERY_STEP
 from sky_monarch.errors import ConfigError
 from sky_monarch.gpus import GPUS
 from sky_monarch.launch import rocm
+from sky_monarch.launch.catalog import unknown_place
 from sky_monarch.launch.offers import Cloud, Offer, Reachability, Snapshot, known_offers
 from sky_monarch.launch.placement import HostSet, Shape, head_name, host_name, host_sets
 from sky_monarch.launch.sizing import CandidateRefusedError, choose_size
@@ -258,8 +260,12 @@ def _choice(job: JobSpec, candidate: Candidate, infra: str, known: Snapshot) -> 
 
 
 def _filled(host: HostSet, hosts: tuple[HostSet, ...]) -> HostSet:
-    """A spare host is as large as the fullest of the others."""
-    return host if host.groups else replace(host, groups=hosts[0].groups)
+    """A host with as many groups as its task is to have room for.
+
+    Any host may take the groups of any other where one is kept spare: each is as large as the fullest then.
+    """
+    spared = any(not one.groups for one in hosts)
+    return replace(host, groups=hosts[0].groups) if spared else host
 
 
 def _reach(cloud: Cloud, shape: Shape, spare: int) -> str:
@@ -289,13 +295,17 @@ def _cloud(infra: str, candidate: Candidate, known: Snapshot) -> Cloud:
     name = infra.partition("/")[0]
     cloud = known.clouds.get(name)
     if cloud is None:
-        places = ", ".join(cloud.name for cloud in known.clouds.values() if cloud.plannable)
-        raise CandidateRefusedError("nothing is known of this place", f"known are {places}")
+        places = [cloud.name for cloud in known.clouds.values() if cloud.plannable]
+        near = difflib.get_close_matches(name, places, 1, 0.6)
+        meant = f"did you mean {near[0]}? " if near else ""
+        raise CandidateRefusedError("nothing is known of this place", f"{meant}known are {', '.join(places)}")
     if not cloud.plannable:
         raise CandidateRefusedError(
             f"SkyPilot has no cloud of this name; {cloud.title} is reached by {cloud.by}",
             "write the infra of its cluster, such as k8s/CONTEXT, slurm/CLUSTER or ssh/POOL",
         )
+    if (unknown := unknown_place(infra, cloud)) is not None:
+        raise CandidateRefusedError(*unknown)
     if candidate.use_spot and cloud.spot is False:
         raise CandidateRefusedError(f"{cloud.title} has no spot capacity", "leave use_spot out")
     return cloud
@@ -371,6 +381,8 @@ def _notes(
         yield f"the hosts bring ROCm{f' {gpu.rocm} or newer' if gpu.rocm else ''} themselves"
     if candidate.use_spot and cloud.spot is None:
         yield f"whether there is spot capacity depends on the {cloud.title} cluster"
+    if candidate.use_spot and offer and offer.usd_spot_per_hour == offer.usd_per_hour is not None:
+        yield f"no price for spot was read for {cloud.title}: $/H is that of on-demand capacity, and spot may cost less"
     if image and cloud.name == "slurm":
         yield "the image needs Pyxis on the Slurm cluster"
     if gpu and cloud.name in ("k8s", "ssh"):
@@ -382,6 +394,8 @@ def _notes(
         yield f"SkyPilot's own catalog {known}: `sky launch` may not find it"
     if job.checkpoint is not None and folder_of(job.checkpoint.to) is not None:
         yield f"checkpoint.to, {job.checkpoint.to}, must be a folder that all hosts share, or it is lost with its host"
+    if job.checkpoint is not None and (client := client_of(job.checkpoint.to)) and client not in job.setup:
+        yield f"checkpoint.to needs {client} on each host: pip install it in setup, or bring it in the image"
     if head.own and offer and offer.price(spot=candidate.use_spot) is not None:
         if cloud.head is None:
             yield f"the price of {head.cluster} (2 CPUs) is not known, and not in the sum"

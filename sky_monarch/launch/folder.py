@@ -161,6 +161,11 @@ class RunFolder:
         return self.path / "door.json"
 
     @property
+    def head_was_lost(self) -> bool:
+        """Whether its head follows one that was lost."""
+        return (self.path / "succession.json").exists()
+
+    @property
     def journal(self) -> Path:
         """The database of events."""
         return self.path / "journal.db"

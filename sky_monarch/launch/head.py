@@ -17,7 +17,7 @@ from sky_monarch.errors import ConfigError
 from sky_monarch.launch.plan import LocalPlan, plan_local
 from sky_monarch.launch.tunnel import HEAD_ADDRESS
 
-__all__ = ["COLLECT_S", "HEAD", "Away", "head_files", "plan_head", "with_relay"]
+__all__ = ["COLLECT_S", "HEAD", "Away", "following", "head_files", "plan_head", "with_relay"]
 
 HEAD = "head"
 """Name of the head among the hosts."""
@@ -62,6 +62,18 @@ class Away:
                     f"and {_MOST_BYTES} are taken there",
                     hint="keep long values in files of the working folder, or write head: here",
                 )
+
+
+def following(away: Away, told: Mapping[str, Any]) -> Away:
+    """A head like one that is lost, which goes on with its run.
+
+    Args:
+        away: What the first one was to be.
+        told: What its controller has to know of the run (``provision.succession``). No secret.
+    """
+    # Which faults were carried out is known on hosts that are gone: none is carried out twice.
+    head = {**away.told["head"], "succeeds": dict(told), "injections": []}
+    return dataclasses.replace(away, told={**away.told, "head": head})
 
 
 def head_files(
@@ -136,6 +148,8 @@ def plan_head(
         files = head_files(local, hosts=run["hosts"], choices=int(run["choices"]), address=address)
         files["controller.json"]["collect_s"] = float(run["collect_s"])
         files["controller.json"]["per_host"] = int(run["per_host"])
+        if (succeeds := run.get("succeeds")) is not None:
+            files["controller.json"]["succeeds"] = succeeds
         run_json = {**local.run_json, "infra": run["infra"], "created_ms": int(run["created_ms"])}
     except (LookupError, TypeError, ValueError) as error:
         what = type(error).__name__  # its words could repeat a value

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sky_monarch import __version__
-from sky_monarch.errors import LaunchError, RunExistsError
+from sky_monarch.errors import ConfigError, LaunchError, RunExistsError
 from sky_monarch.launch.environment import agent_environment
 from sky_monarch.launch.folder import Phase, RunFolder, list_runs, name_lock, write_json
 from sky_monarch.launch.plan import LocalPlan
@@ -30,10 +30,10 @@ def require_core() -> None:
     """Refuse where this installation has no compiled core.
 
     Raises:
-        LaunchError: It has none.
+        ConfigError: It has none.
     """
     if importlib.util.find_spec("sky_monarch._core") is None:
-        raise LaunchError(
+        raise ConfigError(
             "this installation has no compiled core, so it can launch elsewhere but not on this machine",
             hint="install the wheel of this platform, or run `pip install .` with a Rust toolchain",
         )

@@ -6,9 +6,13 @@ their ``timeout`` as grace period (600 s at most). On clouds the agent asks the 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["hooks_on", "notices_on", "preemption_hook"]
+__all__ = ["FOLDER", "SHIP", "filled_in", "hooks_on", "notices_on", "preemption_hook"]
+
+SHIP, FOLDER = "$SKY_MONARCH_SHIP", "$SKY_MONARCH_FOLDER"
+"""Stand in the hooks of a plan for what only a run knows."""
 
 # Those that `rust_core/src/agent/notice.rs` knows.
 _CLOUDS = frozenset({"aws", "azure", "gcp", "oci", "runpod"})
@@ -41,6 +45,11 @@ def hooks_on(infra: str, *, ship_id: str, folder: str) -> list[dict[str, Any]]:
         return []
     home = "$HOME/.sky-monarch"
     return [preemption_hook(python=f"{home}/{ship_id}/bin/python", directory=f"{home}/runs/{folder}")]
+
+
+def filled_in(hook: Mapping[str, Any], *, ship_id: str, folder: str) -> dict[str, Any]:
+    """A hook of a plan as that of one attempt: SkyPilot runs it outside of the task, whose variables it has not."""
+    return {**hook, "run": str(hook["run"]).replace(SHIP, ship_id).replace(FOLDER, folder)}
 
 
 def _place(infra: str) -> str:

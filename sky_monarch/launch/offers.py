@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
@@ -129,6 +129,7 @@ class Cloud:
         sources: By field, where it was read.
         offers: Sizes of hosts with AMD GPUs.
         head: The smallest machine that a head fits; None where its price was read nowhere.
+        regions: Zones by region; empty where no list was read.
     """
 
     name: str
@@ -144,6 +145,7 @@ class Cloud:
     sources: Mapping[str, tuple[Source, ...]]
     offers: tuple[Offer, ...]
     head: HeadOffer | None = None
+    regions: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     @property
     def plannable(self) -> bool:
@@ -210,6 +212,7 @@ def _cloud(entry: Mapping[str, Any], sources: Mapping[str, Source]) -> Cloud:
         sources=given,
         offers=tuple(offer for part in entry["offers"] for offer in _offers(part, sources)),
         head=None if head is None else HeadOffer(**{**head, "source": sources[head["source"]]}),
+        regions={name: frozenset(zones) for name, zones in (entry.get("regions") or {}).items()},
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sky_monarch.config.command import rank_command
-from sky_monarch.config.examination import examination
+from sky_monarch.config.examination import examination, needs_of
 
 __all__ = ["LocalPlan", "plan_local"]
 
@@ -139,7 +139,10 @@ def plan_local(
         "linger_s": _LINGER_S,
     }
     # A head without groups of its own trains nothing.
-    doctor = examination(job, place=host, held=False) if host == "local" else None
+    doctor = None
+    if host == "local":
+        need = needs_of(job, {host: range(job["replicas"])}).get(host)
+        doctor = examination(job, place=host, held=False, need=need)
     if doctor is not None:
         agent["doctor"] = {**doctor, "argv": [python, *doctor["argv"]]}
     return LocalPlan(

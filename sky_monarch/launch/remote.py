@@ -219,6 +219,10 @@ def rehearsal(job: JobSpec, hosts: int) -> Launchable:
             "head: api-server: SkyPilot's API server runs no process of a run's own",
             hint="write head: cluster, or leave it out",
         )
+    if any(candidate.use_spot for candidate in job.resources.candidates()):
+        raise ConfigError(
+            "resources.use_spot: this machine is no spot capacity", hint="leave use_spot out for a rehearsal"
+        )
     if any(candidate.accelerator for candidate in job.resources.candidates()):
         raise ConfigError(
             "--hosts rehearses hosts on this machine, and each would count its GPUs from 0",

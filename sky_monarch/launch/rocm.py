@@ -25,6 +25,8 @@ _CUDA_INSTALLED = re.compile(
     r"|\btorch[a-z]*\s*==\s*[\w.]+\+cu\d+"
     r"|\bnvidia-[a-z0-9-]+-cu\d+\b"
     r"|\bpytorch-cuda\b"
+    r"|--torch-backend(?:=|\s+)[\"']?cu\d+"
+    r"|\bUV_TORCH_BACKEND=[\"']?cu\d+"
     r"|\bcupy-cuda\d+\w*",
     re.IGNORECASE,
 )

@@ -88,8 +88,8 @@ def find_shipment(workdir: Path, *, state: Path, given_wheel: str | None, versio
         version: Of this installation.
 
     Raises:
-        ConfigError: The working folder, or the given wheel, cannot be used.
-        LaunchError: There is nothing to ship: no compiled core for Linux.
+        ConfigError: The working folder, or the given wheel, cannot be used; or there is nothing to ship: no compiled
+            core for Linux.
     """
     wheel = find_wheel(given_wheel, package=Path(__file__).parents[1], version=version)
     return Shipment(wheel=wheel, workdir=list_workdir(workdir, without=state))

@@ -137,12 +137,29 @@ def _problem(
             f"leave recovery.spare out, or ask for {per_host} GPUs a group or fewer",
         )
     if shape.sets > 1 and job.sync == EVERY_STEP and cloud.reachability is not Reachability.SAME_NETWORK:
-        fit = f"let all groups share one host ({MOST_PER_HOST} GPUs at the most), " if gpus else ""
         return (
             f"{job.replicas} groups need {shape.sets} hosts of {cloud.title}, and {_apart(cloud)}: {_WHY_SAME_NETWORK}",
-            f"{fit}choose a place with a common network, or write sync: diloco(20)",
+            f"{_sharing(job, cloud, gpus)}choose a place with a common network, or write sync: diloco(20)",
         )
     return None
+
+
+def _sharing(job: JobSpec, cloud: Cloud, gpus: int) -> str:
+    """How all groups would share one host, as the beginning of a fix: with as many GPUs as they ask for, or fewer."""
+    if not gpus:
+        return ""
+    largest = max((offer.count or 0 for offer in cloud.offers), default=0) or MOST_PER_HOST
+    wanted = job.replicas * gpus
+    if wanted <= largest:
+        return f"let all groups share one host of {wanted} GPUs (resources.gpus_per_host), "
+    ways = []
+    if largest // job.replicas:
+        ways.append(f"{largest // job.replicas} GPUs a group")
+    if largest // gpus > 1:
+        ways.append(f"{largest // gpus} groups")
+    if not ways:
+        return ""
+    return f"ask for {' or '.join(ways)}, which share one host of {largest} (now {wanted} GPUs), "
 
 
 def _apart(cloud: Cloud) -> str:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from sky_monarch.errors import LaunchError
+from sky_monarch.errors import ConfigError, LaunchError
 
 __all__ = [
     "Cluster",
@@ -31,6 +31,7 @@ __all__ = [
     "find_launch",
     "installed",
     "is_done",
+    "knew",
     "launch",
     "launched",
     "look_up",
@@ -126,24 +127,27 @@ class SkyPilotError(LaunchError):
 
 def installed() -> bool:
     """Whether SkyPilot can be imported. Does not import it."""
-    return importlib.util.find_spec("sky") is not None
+    try:
+        return importlib.util.find_spec("sky") is not None
+    except ImportError:
+        return False
 
 
 def look_up(task: Mapping[str, Any]) -> Verdict:
     """Ask the catalogs of the installed SkyPilot for one task.
 
     Raises:
-        LaunchError: SkyPilot is not installed, or does not take this task.
+        ConfigError: SkyPilot is not installed, or does not take this task.
     """
     try:
         import sky
         from sky import exceptions
     except ImportError as error:
-        raise LaunchError("SkyPilot is not installed", hint="pip install 'sky-monarch[sky]'") from error
+        raise ConfigError("SkyPilot is not installed", hint="pip install 'sky-monarch[sky]'") from error
     try:
         read = sky.Task.from_yaml_config(dict(task))
     except (ValueError, exceptions.InvalidSkyPilotConfigError) as error:
-        raise LaunchError(f"SkyPilot does not take the task {task.get('name')}: {error}") from error
+        raise ConfigError(f"SkyPilot does not take the task {task.get('name')}: {error}") from error
     found: list[tuple[str, float]] = []
     reasons: list[str] = []
     for resources in read.resources:
@@ -309,6 +313,25 @@ def find_launch(cluster: str, since_ms: int) -> str | None:
         ]
         newest = max(found, key=lambda request: request.created_at, default=None)
         return None if newest is None else str(newest.request_id)
+
+    return _within(_CALL_S, ask)
+
+
+def knew(cluster: str) -> bool:
+    """Whether the API server remembers a cluster of this name, standing or not: by a launch, or in its history.
+
+    One that was set up anew does not: that it has no such cluster says nothing of what stands. It keeps requests for a
+    day, and the history of clusters for a month.
+
+    Raises:
+        SkyPilotError: The server does not answer.
+    """
+    if find_launch(cluster, 0) is not None:
+        return True
+
+    def ask(sky: Any) -> bool:
+        _need_server()
+        return any(row.get("name") == cluster for row in sky.get(sky.cost_report()))
 
     return _within(_CALL_S, ask)
 

@@ -10,13 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 from sky_monarch.launch import rocm
 from sky_monarch.launch.bootstrap import HEAD_RUN, HEAD_SETUP, RUN, SETUP
+from sky_monarch.launch.notices import FOLDER, SHIP, hooks_on
 from sky_monarch.launch.offers import Cloud, Reachability
 from sky_monarch.launch.placement import HostSet
 
 if TYPE_CHECKING:
     from sky_monarch.config import Candidate, JobSpec
 
-__all__ = ["HEAD_PORT", "IDLE_MINUTES", "head_task", "host_task"]
+__all__ = ["ADDED", "HEAD_PORT", "IDLE_MINUTES", "head_task", "host_task"]
+
+ADDED = (
+    "file_mounts (this sky-monarch)",
+    "workdir (a copy of it)",
+    "the zone of the first host",
+    *(f"envs {name}" for name in ("SKY_MONARCH_SHIP", "SKY_MONARCH_FOLDER", "SKY_MONARCH_HOST")),
+    "secrets SKY_MONARCH_ENROLMENT",
+)
+"""What the task of a host gets when it is launched, and nothing else; ``$SKY_MONARCH_…`` in its hooks is filled in."""
 
 HEAD_PORT = 7443
 """Where a head that is a cluster of its own is dialled."""
@@ -82,6 +92,8 @@ def host_task(
         chosen = {*own["envs"], *own["secrets"]}
         task["envs"] = {name: value for name, value in rocm.environment().items() if name not in chosen}
     task["setup"], task["run"] = SETUP, RUN
+    if hooks := hooks_on(infra, ship_id=SHIP, folder=FOLDER):
+        task["config"] = {"hooks": hooks}
     return task
 
 

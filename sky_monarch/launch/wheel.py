@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from sky_monarch.errors import ConfigError, LaunchError
+from sky_monarch.errors import ConfigError
 
-__all__ = ["Wheel", "find_wheel"]
+__all__ = ["Wheel", "find_wheel", "require_core_to_ship"]
 
 GIVEN = "SKY_MONARCH_WHEEL"
 """Names a wheel that is shipped in place of this installation."""
@@ -89,17 +89,12 @@ def find_wheel(given: str | None, *, package: Path, version: str) -> Wheel:
         version: Its version.
 
     Raises:
-        ConfigError: The given wheel is none of this version for Linux.
-        LaunchError: This installation has no compiled core for Linux.
+        ConfigError: The given wheel is none of this version for Linux; or there is none, and this installation has no
+            compiled core for Linux.
     """
     if given:
         return _given(Path(given).expanduser(), version)
-    core = package / _CORE
-    machine = _machine(core)
-    if machine is None:
-        raise LaunchError(
-            f"hosts need the compiled core for Linux, and {package} has none to ship", hint=_FIX
-        )
+    machine = require_core_to_ship(package)
     installed = _installed(package)
     info = f"{_PACKAGE}-{version}.dist-info"
     if installed is not None and installed.version == version:
@@ -121,6 +116,20 @@ def find_wheel(given: str | None, *, package: Path, version: str) -> Wheel:
         source=package,
         files=tuple(ordered.items()),
     )
+
+
+def require_core_to_ship(package: Path) -> str:
+    """For which processors the compiled core of an installation is. Reads a few bytes.
+
+    Raises:
+        ConfigError: It has none for Linux.
+    """
+    machine = _machine(package / _CORE)
+    if machine is None:
+        raise ConfigError(
+            f"hosts need the compiled core for Linux, and {package} has none to ship", hint=_FIX
+        )
+    return machine
 
 
 def _machine(core: Path) -> str | None:
@@ -177,13 +186,13 @@ def _required(project: Path) -> list[str]:
     """What the package of a checkout needs: a head, unlike other hosts, gets it from the package index.
 
     Raises:
-        LaunchError: The file does not say.
+        ConfigError: The file does not say.
     """
     try:
         needed = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["dependencies"]
         return [str(one) for one in needed]
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise LaunchError(f"{project} does not say what sky-monarch needs: {error}", hint=_FIX) from error
+        raise ConfigError(f"{project} does not say what sky-monarch needs: {error}", hint=_FIX) from error
 
 
 def _minimal(info: str, version: str, required: list[str]) -> dict[str, bytes]:

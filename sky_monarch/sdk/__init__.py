@@ -105,7 +105,7 @@ def plan(
     """
     from sky_monarch.sdk import _up  # planning costs more to import than all the rest
 
-    return _up.plan_anywhere(job, name=name, env=env, secret=secret)
+    return _up.review_job(job, name=name, env=env, secret=secret).plan
 
 
 def up(

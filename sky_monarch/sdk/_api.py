@@ -40,6 +40,10 @@ _REQUEST_S = 10.0
 _FOLLOW_S = {"/v1/events": 30.0, "/v1/logs": 30.0}
 
 
+#: Longest time from the loss of a head to when its launcher is certain of it; Slurm alone takes half a minute.
+_HEAD_LOST_S = 180.0
+
+
 class Interrupted(errors.ChannelError):
     """The controller cannot say more just now: its agent is not connected."""
 
@@ -108,11 +112,13 @@ class Patience:
     Args:
         folder: Whose controller.
         limit_s: Longest time without any answer.
+        follow: Whether whoever asks goes on until the run ends: then a head that is a cluster may be lost meanwhile,
+            and is waited for until somebody has found that out.
     """
 
-    def __init__(self, folder: RunFolder, *, limit_s: float = 20.0) -> None:
+    def __init__(self, folder: RunFolder, *, limit_s: float = 20.0, follow: bool = False) -> None:
         self._folder = folder
-        self._limit_s = limit_s
+        self._limit_s = max(limit_s, _HEAD_LOST_S) if follow and folder.head is not None else limit_s
         self.reset()
 
     def reset(self) -> None:
@@ -126,8 +132,12 @@ class Patience:
         Raises:
             ChannelTimeoutError: The limit is over.
         """
-        if self._folder.phase() in (Phase.ENDED, Phase.LOST):
+        phase = self._folder.phase()
+        if phase in (Phase.ENDED, Phase.LOST):
             return 0.0
+        if phase is Phase.LAUNCHING and self._folder.head is not None:  # (again): that has limits of its own
+            self.reset()
+            return 1.0
         now = time.monotonic()
         self._since = now if self._since is None else self._since
         if now - self._since > self._limit_s:

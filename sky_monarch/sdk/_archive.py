@@ -108,7 +108,8 @@ def status(folder: RunFolder) -> RunStatus | None:
     if phase is Phase.LAUNCHING:
         reason = f"being launched by pid {info.get('launcher_pid')}"
         if folder.head is not None and (launcher := folder.agent()) is not None:
-            reason = f"its head, the cluster {folder.head}, is being launched by pid {launcher.pid}"
+            again = " again: the one before was lost," if folder.head_was_lost else ""
+            reason = f"its head, the cluster {folder.head}, is being launched{again} by pid {launcher.pid}"
         return RunStatus.from_json({**known, "state": "PENDING", "reason": reason})
     what = "its agent is gone and left no final status"
     if phase is Phase.ENDED:

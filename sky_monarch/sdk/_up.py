@@ -8,33 +8,37 @@ import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from sky_monarch.errors import ConfigError, LaunchError
+from sky_monarch.errors import ConfigError
 from sky_monarch.launch import away, local
 from sky_monarch.launch.address import LOOPBACK, head_address
-from sky_monarch.launch.cluster_plan import ClusterPlan, plan_clusters
 from sky_monarch.launch.environment import caller_value, job_environment, state_dir
 from sky_monarch.launch.folder import Phase, RunFolder, list_runs, new_run_id
 from sky_monarch.launch.plan import LocalPlan, plan_local
-from sky_monarch.launch.remote import HEAD, RemotePlan, launchable, plan_remote, rehearsal
+from sky_monarch.launch.remote import HEAD, RemotePlan, plan_remote, rehearsal
+from sky_monarch.launch.review import Review, require_even, review
+from sky_monarch.launch.runnable import require_runnable
 from sky_monarch.launch.shipping import Shipment, find_shipment
 from sky_monarch.launch.tunnel import is_tunnelled
 from sky_monarch.launch.wheel import GIVEN
 from sky_monarch.launch.workdir import Listing, list_workdir
+from sky_monarch.sdk._here import require_here
+from sky_monarch.sdk._needs import require_all
 from sky_monarch.sdk.run import Run
 
 if TYPE_CHECKING:
     from sky_monarch.config import JobSpec
+    from sky_monarch.launch.remote import Launchable
 
 __all__ = [
     "Job",
     "headed",
     "launch_job",
     "launch_plan",
-    "plan_anywhere",
     "plan_job",
     "plan_run",
+    "review_job",
     "shipment_of",
     "workdir_of",
 ]
@@ -114,20 +118,21 @@ def _sparing(job: JobSpec, spare: int) -> JobSpec:
     return job.model_copy(update={"recovery": job.recovery.model_copy(update={"spare": kept})})
 
 
-def plan_anywhere(
+def review_job(
     job: Job,
     *,
     name: str | None = None,
     env: Mapping[str, str | None] | None = None,
     secret: Mapping[str, str | None] | None = None,
     spare: int | None = None,
-) -> ClusterPlan:
-    """Plan hosts, groups and price, wherever the job runs. Asks nobody, starts nothing.
+    head: str | None = None,
+) -> Review:
+    """Plan hosts, groups and price, wherever the job runs, and say what `up` would refuse. Asks nobody, starts nothing.
 
     Raises:
         ConfigError: The job cannot be used, or can be nowhere that it names.
     """
-    return plan_clusters(_prepared(job, name=name, env=env, secret=secret, spare=spare))
+    return review(headed(_prepared(job, name=name, env=env, secret=secret, spare=spare), head))
 
 
 def workdir_of(job: Job, *, name: str | None = None) -> Listing:
@@ -159,14 +164,15 @@ def plan_job(
         raise ConfigError(
             f"the job runs on {', '.join(spec.places())}", hint="this plans runs of this machine"
         )
+    review(spec).require()
     return _plan_here(spec, inject)
 
 
 def _plan_here(spec: JobSpec, inject: Iterable[str], *, host: str = "local") -> LocalPlan:
     from sky_monarch import __version__
-    from sky_monarch.config import parse_injection, require_supported
+    from sky_monarch.config import parse_injection
 
-    require_supported(spec)
+    require_even(spec)
     injections = [
         parse_injection(text, replicas=spec.replicas, ranks_per_replica=spec.ranks_per_replica).to_wire(
             number
@@ -176,6 +182,9 @@ def _plan_here(spec: JobSpec, inject: Iterable[str], *, host: str = "local") -> 
     public = {**spec.public_dict(), "workdir": str(spec.resolved_workdir())}
     if not Path(public["workdir"]).is_dir():
         raise ConfigError(f"workdir {public['workdir']} is no folder")
+    base_env = job_environment()
+    if spec.places() == ("local",):  # or a rehearsal, whose hosts are this machine
+        require_here(spec, base_env)
     return plan_local(
         public,
         spec.private_values(),
@@ -185,7 +194,7 @@ def _plan_here(spec: JobSpec, inject: Iterable[str], *, host: str = "local") -> 
         python=sys.executable,
         version=__version__,
         token=secrets.token_hex(32),
-        base_env=job_environment(),
+        base_env=base_env,
         injections=injections,
         host=host,
     )
@@ -201,8 +210,8 @@ def shipment_of(
     """What each host of a job would get. Copies nothing.
 
     Raises:
-        ConfigError: The working folder, or the wheel that the caller names, cannot be used.
-        LaunchError: There is nothing to ship: no compiled core for Linux.
+        ConfigError: The working folder, or the wheel that the caller names, cannot be used; or there is nothing to
+            ship: no compiled core for Linux.
     """
     from sky_monarch import __version__
 
@@ -222,6 +231,7 @@ def plan_run(
     head: str | None = None,
     address: str | None = None,
     spare: int | None = None,
+    is_dry: bool = False,
 ) -> LocalPlan | RemotePlan:
     """Check everything that can be checked before anything is started, and plan the run, wherever that is.
 
@@ -236,27 +246,27 @@ def plan_run(
         address: Where hosts dial a head that is here; by default loopback for a rehearsal, else that of the default
             route.
         spare: Hosts kept ready for those that are lost; by default as many as the job says.
+        is_dry: It will not be launched: what this machine lacks for a run of its own is not refused.
 
     Raises:
-        ConfigError: The job, an override or an injection cannot be used, or this version does not launch there.
-        LaunchError: There is nothing to ship to the hosts, or SkyPilot is not installed.
+        ConfigError: The job, an override or an injection cannot be used, or this version does not launch there, or
+            this machine lacks what that needs.
     """
     spec = headed(_prepared(job, name=name, env=env, secret=secret, spare=spare), head)
     if spec.places() == ("local",) and hosts is None:
-        if spec.recovery.spare:
-            raise ConfigError(
-                "recovery.spare: a run of this machine alone has no hosts that could be lost",
-                hint="leave it out, or rehearse hosts here: up --hosts N",
-            )
-        if spec.head in ("cluster", "api-server"):
-            raise ConfigError(
-                f"head: {spec.head}: a run of this machine alone has its head here",
-                hint="leave head out; --hosts N rehearses hosts, and a head that is a cluster",
-            )
+        review(spec).require()
         if address is not None:
             raise ConfigError("--head-address: nobody dials the head of a run of this machine alone")
-        return _plan_here(spec, inject)
-    chosen = launchable(spec, plan_clusters(spec)) if hosts is None else rehearsal(spec, hosts)
+        plan = _plan_here(spec, inject)
+        if not is_dry:
+            require_all(spec)
+        return plan
+    if hosts is None:
+        found = review(spec)
+        found.require()
+        chosen = cast("Launchable", found.chosen)  # refused otherwise
+    else:
+        chosen = rehearsal(spec, hosts)
     plan = _plan_here(spec, inject, host=HEAD)
     dialled: str | None = None
     if chosen.choices[0].head.kind == "here":
@@ -268,8 +278,9 @@ def plan_run(
         )
     shipment = None
     if hosts is None:
-        _require_skypilot()
+        require_all(spec)
         shipment = shipment_of(spec)
+        require_runnable(spec, here=None, shipped=frozenset(shipment.workdir.files))
     authority, identities = _certificates(plan.run_id, tunnelled=is_tunnelled(chosen.choices[0]))
     return plan_remote(
         plan, chosen, address=dialled, authority=authority, identities=identities, shipment=shipment
@@ -294,15 +305,6 @@ def headed(spec: JobSpec, head: str | None) -> JobSpec:
         message = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
         raise ConfigError(f"--head {head}: {message}", hint="here, cluster or api-server") from None
     return spec.model_copy(update={"head": place})
-
-
-def _require_skypilot() -> None:
-    from sky_monarch.launch import skypilot
-
-    if not skypilot.installed():
-        raise LaunchError(
-            "hosts are launched by SkyPilot, which is not installed", hint="pip install 'sky-monarch[sky]'"
-        )
 
 
 def _certificates(run_id: str, *, tunnelled: bool) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:

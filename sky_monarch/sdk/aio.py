@@ -123,7 +123,11 @@ class AsyncRun(AbstractAsyncContextManager["AsyncRun"]):
             ChannelTimeoutError: The controller did not answer in time.
         """
         cursor = _api.EventCursor(after)
-        patience = _api.Patience(self._folder)
+        patience = _api.Patience(self._folder, follow=follow)
+        if self._folder.head is not None:  # one that is lost has told what its successor does not know
+            for kept in _archive.events(self._folder, after=after):
+                if event := cursor.pass_on(kept):
+                    yield event
         while self._streams(follow=follow):
             try:
                 async for line in self._stream("/v1/events", cursor.query(follow=follow), follow=follow):
@@ -156,7 +160,7 @@ class AsyncRun(AbstractAsyncContextManager["AsyncRun"]):
         """
         selection = Selection(replica=replica, rank=rank, generation=generation, setup=setup)
         cursor = _api.LogCursor(selection, tail)
-        patience = _api.Patience(self._folder)
+        patience = _api.Patience(self._folder, follow=follow)
         while self._streams(follow=follow):
             try:
                 cursor.rewind()

@@ -23,6 +23,7 @@ class HostStatus(Record):
         reason: Why; None where nothing went wrong.
         gone: Whoever provisions has said that nothing of it is left: it does not bill.
         since_ms: When it came to that, as Unix time in milliseconds.
+        stops_in_s: Seconds until it is taken away, where it was told so; it leaves before that.
         place: Where it is, as its provider calls it.
         choice: Which of the places that the job may run in, counted from 0.
         usd_per_hour: What it costs; None where nobody has told.
@@ -39,6 +40,7 @@ class HostStatus(Record):
     reason: str | None = None
     gone: bool = False
     since_ms: int | None = None
+    stops_in_s: float | None = None
     place: str | None = None
     choice: int | None = None
     usd_per_hour: float | None = None

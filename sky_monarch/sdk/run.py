@@ -213,7 +213,11 @@ class Run(AbstractContextManager["Run"]):
             ChannelTimeoutError: The controller did not answer in time.
         """
         cursor = _api.EventCursor(after)
-        patience = _api.Patience(self._folder)
+        patience = _api.Patience(self._folder, follow=follow)
+        if self._folder.head is not None:  # one that is lost has told what its successor does not know
+            for kept in _archive.events(self._folder, after=after):
+                if event := cursor.pass_on(kept):
+                    yield event
         while self._folder.phase() is Phase.LIVE or (follow and self._folder.phase() is Phase.LAUNCHING):
             try:
                 for line in self._stream("/v1/events", cursor.query(follow=follow), follow=follow):
@@ -253,7 +257,7 @@ class Run(AbstractContextManager["Run"]):
         """
         selection = Selection(replica=replica, rank=rank, generation=generation, setup=setup)
         cursor = _api.LogCursor(selection, tail)
-        patience = _api.Patience(self._folder)
+        patience = _api.Patience(self._folder, follow=follow)
         while self._folder.phase() is Phase.LIVE or (follow and self._folder.phase() is Phase.LAUNCHING):
             try:
                 cursor.rewind()
@@ -360,7 +364,7 @@ class Run(AbstractContextManager["Run"]):
             if host not in recorded
         ]
         if head and (head not in known or known[head].phase != "DOWN"):
-            names.append(head)
+            names.append(next((cluster for host, cluster, _ in asked if host == head), head))
         return tuple(sorted(dict.fromkeys(names)))
 
     def down(

@@ -286,7 +286,9 @@ class RunStatus(Record):
         hosts: Hosts that were provisioned for it; none for a run of this machine.
         cost_usd: What they have cost so far; None where no price is known.
         wasted_usd: Of that, what was paid before an attempt's first commit, and for attempts without one.
+        stops_in_s: Seconds until its ``budget`` ends it, if hosts and prices stay as they are; None where nothing does.
         tunnel_bytes: What hosts that reach nobody but the head have sent each other through it; None without such.
+        injections_left: Rehearsed faults that have not happened (yet), as ``--inject`` takes them.
     """
 
     run_id: str
@@ -316,7 +318,9 @@ class RunStatus(Record):
     hosts: tuple[HostStatus, ...] = field(default=(), metadata={"of": HostStatus})
     cost_usd: float | None = None
     wasted_usd: float | None = None
+    stops_in_s: float | None = None
     tunnel_bytes: int | None = None
+    injections_left: tuple[str, ...] = ()
 
     @property
     def ended(self) -> bool:
