@@ -44,7 +44,10 @@ def serve_host(
 
     found = _keys(keys)
     signal.signal(signal.SIGTERM, _leave)
-    serve(found, listen=listen, dial=dial, name=name, once=once, within_s=within_s)
+    # As a rank of a job it is alone in its place, and its agent ends all of it at once: also who would tidy up.
+    run_id, replica = os.environ.get("SKY_MONARCH_RUN_ID"), os.environ.get("SKY_MONARCH_REPLICA", "")
+    only = f"{run_id}/{replica}" if run_id else ""
+    serve(found, listen=listen, dial=dial, name=name, once=once, within_s=within_s, only=only)
 
 
 def _leave(*_: object) -> NoReturn:

@@ -92,7 +92,7 @@ class SkyMonarchError(Exception):
 
 
 class ConfigError(SkyMonarchError):
-    """The job file or an argument cannot be used; nothing was started."""
+    """The job file or an argument cannot be used, or what they need is missing here; nothing was started."""
 
     exit_code = 2
 

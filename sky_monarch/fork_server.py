@@ -47,8 +47,11 @@ class Birth:
     ahead: bool
 
 
-def serve() -> Birth:
+def serve(missing: str = "") -> Birth:
     """Fork standbys; returns in each of them alone.
+
+    Args:
+        missing: What of ``preload`` could not be imported; the agent is told.
 
     Raises:
         SystemExit: The agent needs no more of them (code 0), or none can be forked (code 0, said before).
@@ -61,6 +64,8 @@ def serve() -> Birth:
     gc.collect()
     gc.freeze()
     obstacle = _obstacle()
+    if missing:
+        line.sendall(f"short {missing}".encode()[:_MOST_BYTES])
     if obstacle is None:
         line.sendall(b"ready")
     while obstacle is None:

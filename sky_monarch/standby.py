@@ -49,13 +49,13 @@ class Promotion:
         self.fd = fd
 
     def announce(self, word: str = "ready") -> None:
-        """Say ``word`` where the other end can hear it: that this process is ready, or that it came early."""
+        """Say ``word`` where the other end can hear it: that this process is ready, came early, or lacks a module."""
         if stat.S_ISSOCK(os.fstat(self.fd).st_mode):
             # Promoted before it was ready: the other end is closed, and the promotion waits to be read.
             with socket.socket(fileno=os.dup(self.fd)) as peer, contextlib.suppress(ConnectionError):
                 # A module may have set a default timeout, and with it, that the next read does not wait.
                 peer.settimeout(None)
-                peer.sendall(f"{word}\n".encode())
+                peer.sendall(f"{word}\n".encode(errors="replace"))
 
     def read(self) -> dict[str, str] | None:
         """Wait for the line that promotes this process; None when it is not needed.

@@ -42,6 +42,7 @@ __all__ = ["Command", "main"]
 
 PROMOTION_FD = 3
 _BAD_USAGE = 2
+_MOST_SAID = 500  # characters of what could not be imported; the agent reads no longer lines
 # Interpreter options that take their value from the next argument where it is not attached.
 _VALUE_FLAGS = ("-W", "-X", "--check-hash-based-pycs")
 _FLAGS_APPLIED = "--flags-applied"
@@ -188,13 +189,21 @@ def _hide_worker_frames() -> None:
     sys.excepthook = without_worker
 
 
-def _preload(names: Sequence[str]) -> None:
-    """Import what the job needs; a module that cannot be imported is the script's own affair."""
+def _preload(names: Sequence[str]) -> str:
+    """Import what the job needs; a module that cannot be imported is the script's own affair.
+
+    Returns:
+        What could not be imported, and why, on one line; empty where all could.
+    """
+    failed = []
     for name in names:
         try:
             importlib.import_module(name)
         except (Exception, SystemExit) as error:  # noqa: BLE001  # user code: anything may come
-            sys.stderr.write(f"sky-monarch: preload: cannot import {name}: {type(error).__name__}: {error}\n")
+            what = f"cannot import {name}: {type(error).__name__}: {error}"
+            sys.stderr.write(f"sky-monarch: preload: {what}\n")
+            failed.append(what)
+    return " ".join("; ".join(failed).split())[:_MOST_SAID]
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +259,7 @@ def _begin_again(command: Command, *options: str) -> NoReturn:
     os.execv(sys.executable, [sys.executable, *command.flags, *words, sys.executable, *command.words])  # noqa: S606
 
 
-def _run_ahead(options: _Options) -> None:
+def _run_ahead(options: _Options, missing: str) -> None:
     """Run the script before the promotion; where it ends without having waited for it, begin again, warm.
 
     The promotion, which may have come meanwhile, is then read by the process that knows what to do with it.
@@ -259,6 +268,7 @@ def _run_ahead(options: _Options) -> None:
     for name in _WITHHELD:
         os.environ.pop(name, None)
     promotion = Promotion(PROMOTION_FD)
+    _confess(promotion, missing)
     standby.hold(promotion)
     try:
         options.command.run()
@@ -280,7 +290,13 @@ def _run_ahead(options: _Options) -> None:
     _begin_again(options.command, _STANDBY, _EARLY)
 
 
-def _stand_by(options: _Options) -> None:
+def _confess(promotion: Promotion, missing: str) -> None:
+    """Say that this standby is not as warm as it was meant to be."""
+    if missing:
+        promotion.announce(f"short {missing}")
+
+
+def _stand_by(options: _Options, missing: str) -> None:
     """Wait for the promotion, with the imports done, and become the rank.
 
     Raises:
@@ -290,6 +306,7 @@ def _stand_by(options: _Options) -> None:
     promotion = Promotion(PROMOTION_FD)
     if options.early:
         promotion.announce("early")
+    _confess(promotion, missing)
     promotion.announce()
     env = promotion.read()
     if env is None:
@@ -313,17 +330,17 @@ def main(argv: Sequence[str]) -> None:
         if not sys.flags.safe_path:
             sys.path[0] = command.first_path()
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # nobody wants a traceback of a process that only waits
-        _preload(options.preload)
+        missing = _preload(options.preload)
         if options.serve:
-            options = replace(options, serve=False, hot=fork_server.serve().ahead)
+            options = replace(options, serve=False, hot=fork_server.serve(missing).ahead)
         if not options.hot:
-            _stand_by(options)
+            _stand_by(options, missing)
     except (UsageError, PromotionError, OSError) as error:
         sys.stderr.write(f"error: worker: {error}\n")
         raise SystemExit(_BAD_USAGE) from None
     try:
         if options.hot:
-            _run_ahead(options)
+            _run_ahead(options, missing)
         else:
             command.run()
     except SystemExit:

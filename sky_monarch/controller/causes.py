@@ -45,6 +45,8 @@ def describe_cause(event: Mapping[str, Any], *, oom: bool = False) -> str:
             return f"no commit within {event['limit_s']:g} s"
         case "spawn_failed":
             return f"it could not be started: {event['error']}"
+        case "cannot_start":
+            return f"its command cannot be started, {event['times']} times in a row: {event['error']}"
         case "agent_failed":
             return f"its agent failed at looking after it (please report this): {event['error']}"
         case "elsewhere":

@@ -18,6 +18,7 @@ from typing import Any
 
 import structlog
 
+from sky_monarch.config.injection import Injection
 from sky_monarch.controller import model
 from sky_monarch.controller.agents import Agents, Incoming
 from sky_monarch.controller.clocks import HostClocks
@@ -32,7 +33,7 @@ from sky_monarch.controller.orders import Orders
 from sky_monarch.controller.placing import hosts_of, places_anew, write_scale
 from sky_monarch.controller.plans import Plans
 from sky_monarch.controller.provisioning import Provisioning
-from sky_monarch.controller.rebuild import begun, lost_row, recall
+from sky_monarch.controller.rebuild import begun, lost_row, recall, successor_row
 from sky_monarch.controller.reserve import Reserve
 from sky_monarch.controller.room import Room, room_after
 from sky_monarch.controller.scale_plan import ScalePlan, plan_scale
@@ -145,6 +146,10 @@ class Controller:
             if row is not None:
                 _log.error("the journal was lost", reason=row["reason"], generations=row["generations"])
                 self._record(row)
+            elif (told := self._settings.succeeds) is not None:
+                began = {replica for mine in self._settings.hosts.values() for replica in mine}
+                self._journal.begin_after(told["after"])
+                self._record(successor_row(told, began))
 
     def _nothing(self) -> Memory:
         plans, settings = self._plans, self._settings
@@ -430,6 +435,11 @@ class Controller:
             "agent_pid": self._agents.pid(head),
             "run_dir": str(settings.run_dir),
             "tunnel_bytes": tunnelled_bytes(settings.run_dir) if settings.relay else None,
+            "injections_left": [
+                str(Injection.from_wire(one))
+                for one in settings.injections
+                if one["id"] not in self._book.fired
+            ],
             **self.hosts.facts(),
         }
         found = self._book.document(self._state, self._limits, facts)

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from sky_monarch.config.examination import examination
+from sky_monarch.config.examination import Need, examination, needs_of
 from sky_monarch.controller.hosts import Host, certificate_name, is_wanted
 from sky_monarch.controller.model import HostPhase, State
 from sky_monarch.controller.settings import Settings
@@ -48,7 +48,8 @@ class Enrolments:
         # Of a host whose attempts were forgotten nothing is wanted yet: a launcher would end what lives there.
         listed = (host for host in state.hosts if host.provisioned)
         known = (host for host in listed if host.attempt or not is_wanted(state, host))
-        hosts = [self._host(state, host) for host in known]
+        needs = needs_of(self._settings.job, {host.name: host.replicas for host in state.hosts})
+        hosts = [self._host(state, host, needs.get(host.name)) for host in known]
         return {
             "version": state.wanted,
             "placement": state.placement,
@@ -57,7 +58,7 @@ class Enrolments:
             "ended": state.phase.ended,
         }
 
-    def _host(self, state: State, host: Host) -> dict[str, Any]:
+    def _host(self, state: State, host: Host, need: Need | None) -> dict[str, Any]:
         wanted = is_wanted(state, host)
         # Whoever is up has his; a launcher that was started anew may have to launch what it was at.
         coming = wanted and host.phase in _COMING
@@ -69,12 +70,17 @@ class Enrolments:
             "groups": list(host.replicas),
             "replaces": host.replaces,
             "doubted": host.doubted,
-            "agent": self.agent(host),
+            "agent": self.agent(host, need),
             "enrolment": self._enrolment(host) if coming else None,
         }
 
-    def agent(self, host: Host) -> dict[str, Any]:
-        """``agent.json`` of a host, without what only the host knows. No secret."""
+    def agent(self, host: Host, need: Need | None = None) -> dict[str, Any]:
+        """``agent.json`` of a host, without what only the host knows. No secret.
+
+        Args:
+            host: Whose.
+            need: The accelerators that its groups need.
+        """
         # What was exported where the run was launched is only good for hosts that are that very machine.
         is_far = not self._settings.base_env
         place = certificate_name(host.name, host.attempt)
@@ -90,7 +96,12 @@ class Enrolments:
             "workdir": "." if is_far else None,
             "inherit_env": True,
             "services": [],
-            "doctor": examination(self._settings.job, place=place, held=True),
+            "doctor": examination(
+                self._settings.job,
+                place=place,
+                held=True,
+                need=need,
+            ),
             "linger_s": _LINGER_S,
             **apart,
         }

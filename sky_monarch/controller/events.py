@@ -28,6 +28,7 @@ __all__ = [
     "GroupDone",
     "GroupGivenUp",
     "GroupStopped",
+    "HeadReplaced",
     "JournalLost",
     "RankExited",
     "RankSpawned",
@@ -65,6 +66,25 @@ class JournalLost:
     ended: tuple[str, int] = ("", 1)
     scaled: Scaled | None = None
     placed: JobPlaced | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadReplaced:
+    """The head of the run was lost with its lighthouse and its journal, and this is the head that follows.
+
+    Nothing of the one before is left: no host, and nobody who could commit.
+
+    Attributes:
+        reason: What became of it.
+        attempts: The newest attempt at each host that there was.
+        generations: The newest generation of each group.
+        scaled: To how many groups the run had been scaled; None where it had not.
+    """
+
+    reason: str
+    attempts: tuple[tuple[str, int], ...]
+    generations: tuple[tuple[int, int], ...]
+    scaled: Scaled | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,6 +290,7 @@ class TimerFired:
 Event = (
     ControllerStarted
     | JournalLost
+    | HeadReplaced
     | AgentConnected
     | AgentDisconnected
     | SetupStarted

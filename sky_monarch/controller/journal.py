@@ -109,6 +109,16 @@ class Journal:
         """Id of the newest event; 0 where there is none."""
         return self._last_id
 
+    def begin_after(self, number: int) -> None:
+        """Give the first event an id above this one: those up to it may be in a journal that is lost.
+
+        Raises:
+            ValueError: There are events already.
+        """
+        if self._last_id:
+            raise ValueError(f"the journal has events up to {self._last_id}")
+        self._last_id = self._summed_id = number
+
     @property
     def behind(self) -> bool:
         """Whether events are held in memory because the disk does not take them."""

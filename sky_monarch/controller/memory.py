@@ -14,6 +14,7 @@ from sky_monarch.controller import model
 from sky_monarch.controller.checkpoints import CheckpointNews
 from sky_monarch.controller.losses import LostSamples
 from sky_monarch.controller.money import MoneyBook
+from sky_monarch.controller.notices import Notices
 from sky_monarch.controller.policy import step
 from sky_monarch.controller.reports import policy_event
 from sky_monarch.controller.spans import places_of
@@ -50,6 +51,7 @@ class Memory:
         self.checkpoints = CheckpointNews(checkpoint_target)
         self.losses = LostSamples(limits.replicas)
         self.money = MoneyBook()
+        self.notices = Notices()
         self.since_ms: dict[str, int] = {}
         """When each host that is provisioned came to where it stands, Unix time in milliseconds."""
         self.timers: dict[str, float] = {}
@@ -61,6 +63,7 @@ class Memory:
         self.checkpoints.apply(row)
         self.losses.apply(row)
         self.money.apply(row)
+        self.notices.apply(row)
         event = policy_event(row)
         if event is None:
             return ()
@@ -95,6 +98,7 @@ class Memory:
             "checkpoints": self.checkpoints.summary(),
             "losses": self.losses.summary(),
             "money": self.money.summary(),
+            "notices": self.notices.summary(),
             "since_ms": self.since_ms,
             "timers": self.timers,
         }
@@ -110,6 +114,7 @@ class Memory:
         self.checkpoints.restore(summary["checkpoints"])
         self.losses.restore(summary.get("losses", []))  # older ones know of none
         self.money.restore(summary.get("money", {}))
+        self.notices.restore(summary.get("notices", {}))
         self.since_ms = dict(summary.get("since_ms", {}))
         self.timers = dict(summary["timers"])
 

@@ -16,6 +16,8 @@ __all__ = ["Budget", "Cost", "MoneyBook"]
 
 _HOUR_S = 3600.0
 _JITTER_S = 5.0
+_LOST_HEADS = "lost heads"
+"""Whose account holds what was paid under them; no host has a name like this."""
 
 
 @dataclass(slots=True)
@@ -125,9 +127,19 @@ class MoneyBook:
                 self._open(account, row["attempt"]).came = True
             case "head_launched":
                 self._head_launched(row)
+            case "head_replaced":
+                self._go_on_from(row["spent"], row["wall_ms"])
             case "first_commit" | "ranks_up":
                 for name in (row.get("host", ""), self._head or ""):
                     self._committed(name)
+
+    def _go_on_from(self, spent: Mapping[str, Any], now_ms: int) -> None:
+        """What the run has cost, and how long it has lasted, under heads that are lost."""
+        since_s = max(0.0, (now_ms - spent["at_ms"]) / 1e3)
+        self._clock.total_s += spent["hours"] * _HOUR_S + since_s
+        if spent["usd"]:
+            settled = Cost(spent["usd"], spent["wasted_usd"])
+            self._accounts[_LOST_HEADS] = _Account(settled=settled, usd_per_hour=0.0)
 
     def _committed(self, name: str) -> None:
         """What is paid for a host from now on is not in vain."""
@@ -164,6 +176,7 @@ class MoneyBook:
         if state in ("launching", "launched"):
             newest = max(account.bills, default=0)
             if attempt >= newest:
+                self._moved(account, row)
                 bill = self._open(account, attempt)
                 bill.came = bill.came or state == "launched"
                 for name in ("usd_per_hour", "place", "choice"):
@@ -178,6 +191,22 @@ class MoneyBook:
                 account.settle(attempt, self._clock.total_s)
             else:
                 del account.bills[attempt]  # there was nothing that could be billed
+
+    def _moved(self, account: _Account, row: Mapping[str, Any]) -> None:
+        """An attempt that goes on with another choice bills by that one's price from now on.
+
+        What went before is settled by the price of the choice that failed, or was nothing where that had no machine.
+        """
+        bill, choice = account.bills.get(row["attempt"]), row["choice"]
+        if bill is None or bill.came or row["state"] != "launching":
+            return
+        if None in (choice, account.choice) or choice == account.choice:
+            return
+        if row["kind"] in (None, "error") or row.get("left"):
+            account.settle(row["attempt"], self._clock.total_s)
+        else:
+            del account.bills[row["attempt"]]
+        account.usd_per_hour = None  # that of the other one
 
     def repeats(self, report: Mapping[str, Any]) -> bool:
         """Whether a checked report says what was said last of that host."""

@@ -31,7 +31,7 @@ def groups_added(row: Mapping[str, Any]) -> Mapping[str, Sequence[int]]:
     match row["event"]:
         case "scaled":
             homes: Mapping[str, Sequence[int]] = row["homes"]
-        case "journal_lost" if row.get("scaled"):
+        case "journal_lost" | "head_replaced" if row.get("scaled"):
             homes = row["scaled"]["homes"]
         case _:
             homes = {}

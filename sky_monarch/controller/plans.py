@@ -25,7 +25,7 @@ from sky_monarch.errors import ConfigError
 __all__ = ["DEVICE_ENV", "Plans", "build_environment"]
 
 DEVICE_ENV = "HIP_VISIBLE_DEVICES"
-"""The one mask that ranks get. It indexes inside ``ROCR_VISIBLE_DEVICES``, which stays as the host has it."""
+"""The one mask that ranks get, where their host hides nothing: else theirs is of what it leaves them."""
 
 _MIB = 1024 * 1024
 _INHERITED = "SKY_MONARCH_"

@@ -28,6 +28,7 @@ from sky_monarch.controller.model import (
     GroupGivenUp,
     GroupPhase,
     GroupStopped,
+    HeadReplaced,
     HostLeaving,
     HostPhase,
     HostReport,
@@ -96,6 +97,8 @@ class _Turn(Moving):
                     self._disconnected(host.name, ours=True)
             case JournalLost():
                 self._forgotten(event)
+            case HeadReplaced():
+                self._go_on_from(event)
             case AgentConnected():
                 self._connected(event)
             case AgentDisconnected():
@@ -288,6 +291,19 @@ class _Turn(Moving):
         if event.outcome is not None:
             reason, exit_code = event.ended
             self._change(phase=event.outcome, outcome=event.outcome, reason=reason, exit_code=exit_code)
+
+    def _go_on_from(self, event: HeadReplaced) -> None:
+        """Begin as a new run does, beyond all attempts and generations that there were."""
+        note = f"{event.reason}; it went on under another one from its checkpoint"
+        self._change(notes=(*self.state.notes, note))
+        if event.scaled is not None:
+            self._scaled(event.scaled)
+        for replica, generation in event.generations:
+            if replica < len(self.state.groups):
+                self._group(replica, generation=generation)  # the next one is another one
+        for name, attempt in event.attempts:
+            if name in self.state.places and self.state.host(name).phase is HostPhase.WANTED:
+                self._host(name, attempt=attempt + 1)
 
     def _adopt(self, group: Group, seen: Snapshot, mono_ns: int) -> None:
         """Take a group that was started in a history that is lost as its agent has it."""

@@ -200,12 +200,16 @@ class Provisioning:
                 "reason": host.reason,
                 "gone": host.gone and host.replaces is None,
                 "since_ms": memory.since_ms.get(host.name, self._settings.created_ms),
+                "stops_in_s": memory.notices.left_s(host.name, *now) if host.leaving else None,
                 **memory.money.document(host.name, *now),
             }
             for host in memory.state.hosts
             if host.provisioned
         ]
-        return {"hosts": [*hosts, *heads], **memory.money.totals(*now)}
+        state = memory.state
+        over = state.outcome is not None or state.phase.ended
+        stops_in_s = None if over else self._budget.due_s(memory.money, *now)
+        return {"hosts": [*hosts, *heads], **memory.money.totals(*now), "stops_in_s": stops_in_s}
 
     def _head_line(self, name: str, now: tuple[int, int]) -> dict[str, Any]:
         """The head, where it is a cluster of its own: it costs as hosts do."""
@@ -214,11 +218,12 @@ class Provisioning:
             "groups": [],
             "spare": False,
             "head": True,
-            "attempt": 1,
+            "attempt": 1 if (told := self._settings.succeeds) is None else told["attempt"],
             "phase": str(HostPhase.UP),
             "reason": None,
             "gone": False,
             "since_ms": self._settings.created_ms,
+            "stops_in_s": None,
             **self._memory().money.document(name, *now),
         }
 

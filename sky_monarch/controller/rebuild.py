@@ -10,7 +10,7 @@ import json
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from sky_monarch.controller.journal_schema import damaged
 from sky_monarch.controller.memory import Memory
 from sky_monarch.controller.placing import read_scale
 
-__all__ = ["begun", "lost_row", "open_journal", "recall"]
+__all__ = ["begun", "lost_row", "open_journal", "recall", "successor_row"]
 
 _log = structlog.get_logger()
 
@@ -132,6 +132,22 @@ def lost_row(run_dir: Path, why: str | None, *, replicas: int) -> dict[str, Any]
         **({} if scaled is None else {"scaled": scaled}),
         **({} if placed is None else {"placed": placed}),
     }
+
+
+def successor_row(told: Mapping[str, Any], began: Collection[int]) -> dict[str, Any]:
+    """The event that begins the journal of a head which follows a lost one.
+
+    Args:
+        told: What the launcher knows of the run (``provision.succession``).
+        began: Groups that the run began with.
+    """
+    names = ("attempt", "reason", "step", "hosts", "generations", "spent")
+    row = {"event": "head_replaced", **{name: told[name] for name in names}}
+    replicas = told["replicas"]
+    if replicas is not None and replicas != len(began):
+        added = {name: [one for one in mine if one not in began] for name, mine in told["homes"].items()}
+        row["scaled"] = {"replicas": replicas, "homes": {name: mine for name, mine in added.items() if mine}}
+    return row
 
 
 def begun(run_dir: Path, replicas: Container[int]) -> dict[int, int]:

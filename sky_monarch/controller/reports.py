@@ -151,6 +151,7 @@ _CAUSES: dict[str, _Checks] = {
     "startup_limit": {"limit_s": _number},
     "progress_limit": {"limit_s": _number},
     "spawn_failed": {"error": _text},
+    "cannot_start": {"error": _text, "times": _unsigned},
     "elsewhere": {"reason": _text},
     "agent_failed": {"error": _text},
     "stopped": {"reason": _text},
@@ -297,6 +298,16 @@ def _journal_lost(row: Mapping[str, Any]) -> model.Event:
     )
 
 
+def _head_replaced(row: Mapping[str, Any]) -> model.Event:
+    scaled = row.get("scaled")
+    return model.HeadReplaced(
+        reason=row["reason"],
+        attempts=tuple(row["hosts"].items()),
+        generations=tuple((int(replica), number) for replica, number in row["generations"].items()),
+        scaled=None if scaled is None else _scaled({**scaled, "reason": row["reason"]}),
+    )
+
+
 def _placed(row: Mapping[str, Any]) -> model.JobPlaced:
     homes = tuple((name, tuple(replicas)) for name, replicas in row["homes"].items())
     return model.JobPlaced(choice=row["choice"], homes=homes)
@@ -346,6 +357,7 @@ def _when(row: Mapping[str, Any]) -> int | None:
 _POLICY: dict[str, Callable[[Mapping[str, Any]], model.Event]] = {
     "controller_started": lambda _row: model.ControllerStarted(),
     "journal_lost": _journal_lost,
+    "head_replaced": _head_replaced,
     "job_placed": _placed,
     "agent_connected": _connected,
     "agent_disconnected": lambda row: model.AgentDisconnected(host=row["host"]),

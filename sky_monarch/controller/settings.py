@@ -64,6 +64,7 @@ class Settings:
         version: Of the sky-monarch that launched the run.
         collect_s: How long the end of the run is kept for whoever launched it; 0: that is this machine.
         per_host: Replica groups that one host has GPUs for, where no plan lies beside; 0: that is not known.
+        succeeds: What is known of the run under a head that is lost, and which this one follows; None for the first.
     """
 
     run_id: str
@@ -97,6 +98,7 @@ class Settings:
     version: str = ""
     collect_s: float = 0.0
     per_host: int = 0
+    succeeds: Mapping[str, Any] | None = None
 
 
 def load_settings(path: Path, environ: Mapping[str, str]) -> Settings:
@@ -175,7 +177,18 @@ def load_settings(path: Path, environ: Mapping[str, str]) -> Settings:
         version=str(run.get("version") or ""),
         collect_s=_collect_s(config, path),
         per_host=_whole({"per_host": config.get("per_host", 0)}, "per_host", path),
+        succeeds=_succeeds(config, path),
     )
+
+
+def _succeeds(config: Mapping[str, Any], path: Path) -> Mapping[str, Any] | None:
+    told = config.get("succeeds")
+    if told is None:
+        return None
+    needed = {"attempt", "reason", "step", "after", "hosts", "generations", "homes", "replicas", "spent"}
+    if not isinstance(told, Mapping) or not needed <= told.keys():
+        raise ConfigError(f"{path}: succeeds has not all of {', '.join(sorted(needed))}")
+    return told
 
 
 def _collect_s(config: Mapping[str, Any], path: Path) -> float:

@@ -135,6 +135,9 @@ class StatusBook:
                 self._findings[row["host"]] = [{"host": row["host"], **one} for one in bad[:_MOST_FINDINGS]]
             case "injected":
                 self.fired.add(row["injection"])
+            case "head_replaced":
+                spent_s = row["spent"]["hours"] * 3600 + max(0, row["wall_ms"] - row["spent"]["at_ms"]) / 1e3
+                self._first_ns = row["mono_ns"] - round(spent_s * 1e9)
             case "run_ended":
                 self._ended_ns, self._ended_ms = row["mono_ns"], row["wall_ms"]
 

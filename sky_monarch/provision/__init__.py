@@ -13,5 +13,6 @@
 | `provisioner` | all of them, and the controller |
 | `head` | where that is a cluster: it is brought up and taken down |
 | `launcher` | the same for the whole run |
+| `succession` | what a head that follows a lost one is told of the run |
 | `archive` | what is kept of such a run here |
 """

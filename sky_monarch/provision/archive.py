@@ -16,10 +16,13 @@ from sky_monarch.errors import ChannelError
 from sky_monarch.launch.folder import write_json
 from sky_monarch.provision.client import ControllerClient
 
-__all__ = ["Ended", "keep_events", "write_final"]
+__all__ = ["Ended", "keep_events", "last_event", "write_final"]
 
 _log = structlog.get_logger()
 _BATCH = 1000
+_BUSY_S = 5.0
+_KEEP_EVENTS = 50_000
+_SPARE_EVENTS = 5_000
 
 
 class Ended:
@@ -36,27 +39,70 @@ class Ended:
 
 
 def keep_events(controller: ControllerClient, run_dir: Path) -> bool:
-    """Store the events of a run in its folder, where whoever reads an ended run looks for them.
+    """Store what is new of the events of a run in its folder, where whoever reads an ended run looks for them.
+
+    The newest :data:`_KEEP_EVENTS` stay, as in the journal itself.
 
     Returns:
         Whether all of them are there.
     """
     path = run_dir / "journal.db"
-    draft = path.with_name(".journal.db.new")
-    draft.unlink(missing_ok=True)
     try:
-        with closing(sqlite3.connect(draft)) as journal:
-            journal.execute("CREATE TABLE events (id INTEGER PRIMARY KEY, event TEXT NOT NULL)")
-            for batch in _batches(controller.events()):
-                journal.executemany("INSERT INTO events VALUES (?, ?)", batch)
-            journal.commit()
-        draft.chmod(0o600)
-        draft.replace(path)
+        if not path.exists():
+            _begin(path)
+        with closing(sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)) as journal:
+            last = _last(journal)
+            for batch in _batches(controller.events(after=last)):
+                if not batch:
+                    continue
+                journal.execute("BEGIN IMMEDIATE")
+                journal.executemany("INSERT OR REPLACE INTO events VALUES (?, ?)", batch)
+                _drop_oldest(journal)
+                journal.execute("COMMIT")
     except (ChannelError, sqlite3.Error, OSError, ValueError, LookupError) as error:
         _log.warning("the events of the run were not kept", error=str(error))
-        draft.unlink(missing_ok=True)
         return False
     return True
+
+
+def _begin(path: Path) -> None:
+    """Make an empty one; readers see it with its table, or not at all."""
+    draft = path.with_name(".journal.db.new")
+    draft.unlink(missing_ok=True)
+    with closing(sqlite3.connect(draft)) as journal:
+        journal.execute("CREATE TABLE events (id INTEGER PRIMARY KEY, event TEXT NOT NULL)")
+        journal.commit()
+    draft.chmod(0o600)
+    draft.replace(path)
+
+
+def last_event(run_dir: Path) -> int:
+    """Id of the last event that is kept here; 0 where none is."""
+    path = run_dir / "journal.db"
+    if not path.exists():
+        return 0
+    try:
+        with closing(sqlite3.connect(path, timeout=_BUSY_S)) as journal:
+            return _last(journal)
+    except sqlite3.Error as error:
+        _log.warning("the events of the run cannot be read", error=str(error))
+        return 0
+
+
+def _last(journal: sqlite3.Connection) -> int:
+    return int(journal.execute("SELECT coalesce(max(id), 0) FROM events").fetchone()[0])
+
+
+def _drop_oldest(journal: sqlite3.Connection) -> None:
+    """Drop the oldest ones in favour of a row that says so, once there are many more than are to stay."""
+    (count,) = journal.execute("SELECT count(*) FROM events").fetchone()
+    if count <= _KEEP_EVENTS + _SPARE_EVENTS:
+        return
+    query = "SELECT id FROM events ORDER BY id DESC LIMIT 1 OFFSET ?"
+    (through,) = journal.execute(query, (_KEEP_EVENTS,)).fetchone()
+    note = {"wall_ms": time.time_ns() // 1_000_000, "event": "events_dropped", "through": through}
+    journal.execute("DELETE FROM events WHERE id <= ?", (through,))
+    journal.execute("INSERT INTO events VALUES (?, ?)", (through, json.dumps(note, separators=(",", ":"))))
 
 
 def _batches(lines: Iterable[str]) -> Iterable[list[tuple[int, str]]]:

@@ -146,8 +146,8 @@ class ControllerClient:
         except ValueError as error:
             raise ChannelError(f"the controller's status makes no sense: {error!r}") from error
 
-    def events(self) -> Iterator[str]:
-        """All events so far, a JSON object a line.
+    def events(self, *, after: int = 0) -> Iterator[str]:
+        """All events so far with a larger id than ``after``, a JSON object a line.
 
         Raises:
             ChannelError: The controller does not answer, or went away in between.
@@ -156,7 +156,9 @@ class ControllerClient:
 
         self._knock()
         try:
-            with self._client.stream("GET", "/v1/events", params={"after": "0", "follow": "0"}) as answer:
+            with self._client.stream(
+                "GET", "/v1/events", params={"after": str(after), "follow": "0"}
+            ) as answer:
                 if not answer.is_success:
                     raise ChannelError(f"the controller answered {answer.status_code} to /v1/events")
                 yield from filter(None, answer.iter_lines())

@@ -13,6 +13,7 @@ import structlog
 from sky_monarch.launch.cluster_plan import network_of
 from sky_monarch.launch.door import Door
 from sky_monarch.launch.head import Away
+from sky_monarch.launch.placement import cluster_name
 from sky_monarch.provision.classify import plain
 from sky_monarch.provision.client import Backoff
 from sky_monarch.provision.provider import (
@@ -31,7 +32,6 @@ from sky_monarch.provision.settings import Limits
 __all__ = ["Head", "pinned"]
 
 _log = structlog.get_logger()
-_ATTEMPT = 1  # there is one: hosts dial the address that their run began with
 _LOOK_S = 0.2
 
 
@@ -44,6 +44,7 @@ class Head:
         requests: What was asked for, beside the hosts.
         choices: Of the plan; all are in one place, the first one's task is used.
         limits: Bounds.
+        attempt: Which one it is of this run: hosts dial the address of theirs, so each has hosts of its own.
     """
 
     def __init__(
@@ -53,7 +54,10 @@ class Head:
         requests: Requests,
         choices: tuple[Mapping[str, Any], ...],
         limits: Limits,
+        *,
+        attempt: int = 1,
     ) -> None:
+        self.attempt = attempt
         self._away = away
         self._provider = provider
         self._requests = requests
@@ -62,13 +66,19 @@ class Head:
 
     @property
     def name(self) -> str:
-        """Name of the cluster."""
+        """Name of it, among those of hosts."""
         return self._away.cluster
+
+    @property
+    def cluster(self) -> str:
+        """Name of the cluster."""
+        return cluster_name(self.name, self.attempt)
 
     @property
     def record(self) -> Record | None:
         """What was asked for; None where nothing was."""
-        return self._requests.get(self.name)
+        record = self._requests.get(self.name)
+        return record if record is not None and record.attempt == self.attempt else None
 
     def bring_up(self, stop: threading.Event, *, is_known: bool = False) -> Record:
         """Launch it, or go on with what another process of us has begun.
@@ -85,31 +95,33 @@ class Head:
         if record is not None and record.phase is not Phase.LAUNCHING:
             return record
         if record is None:
-            there = self.name in self._provider.found(self.name)
+            there = self.cluster in self._found(stop)
             if there and (is_known or self._requests.lost):
                 created_ms = int(self._away.told["head"]["created_ms"])  # no later than its launch
                 record = Record(
-                    host=self.name, attempt=_ATTEMPT, phase=Phase.UP, choice=0, since_ms=created_ms
+                    host=self.name, attempt=self.attempt, phase=Phase.UP, choice=0, since_ms=created_ms
                 )
                 return self._keep(record)
             if is_known:
-                raise ProvisionError(f"{self.name} is gone, and so is the record of what was asked for")
+                raise ProvisionError(f"{self.cluster} is gone, and so is the record of what was asked for")
             if there:
                 raise ProvisionError(
-                    f"there is a cluster {self.name} already, which this run did not launch: "
+                    f"there is a cluster {self.cluster} already, which this run did not launch: "
                     "take it down, or give the job another name",
                     kind=Kind.REFUSED,
                 )
             now_ms = time.time_ns() // 1_000_000
             record = Record(
-                host=self.name, attempt=_ATTEMPT, phase=Phase.LAUNCHING, choice=0, since_ms=now_ms
+                host=self.name, attempt=self.attempt, phase=Phase.LAUNCHING, choice=0, since_ms=now_ms
             )
             self._keep(record)
         try:
             launched = self._launch(stop)
         except ProvisionError as error:
             left = self.take_down(stop)
-            more = "" if left is None else f"; what there is of {self.name} may still bill: {left}"
+            if self.record is not None:  # what was asked for is no more: another try asks anew
+                self._requests.change(self.name, request_id=None, asked_ms=None)
+            more = "" if left is None else f"; what there is of {self.cluster} may still bill: {left}"
             raise ProvisionError(f"{plain(str(error))}{more}", kind=error.kind, hint=error.hint) from error
         record = self._requests.get(self.name) or record
         up = replace(
@@ -121,13 +133,27 @@ class Head:
             request_id=None,
             asked_ms=None,
         )
-        _log.info("the head is up", cluster=self.name, place=launched.place)
+        _log.info("the head is up", cluster=self.cluster, place=launched.place)
         return self._keep(up)
+
+    def _found(self, stop: threading.Event) -> dict[str, int]:
+        """Clusters of this name; an error on the way is tried again, as with hosts."""
+        backoff = Backoff(self._limits.backoff_s, self._limits.backoff_max_s)
+        for left in reversed(range(self._limits.retries)):
+            try:
+                return self._provider.found(self.name)
+            except ProvisionError as error:
+                if error.kind is not Kind.ERROR or not left:
+                    raise
+                _log.warning("it is looked for again", cluster=self.cluster, error=plain(str(error)))
+            if stop.wait(backoff.delay_s()):
+                raise Superseded
+        raise AssertionError("tried at least once")
 
     def _launch(self, stop: threading.Event) -> Launched:
         order = HostOrder(
             host=self.name,
-            attempt=_ATTEMPT,
+            attempt=self.attempt,
             want="up",
             reason="lighthouse and controller run there",
             agent=self._away.told,
@@ -140,7 +166,7 @@ class Head:
             except ProvisionError as error:
                 if error.kind is not Kind.ERROR or not left:
                     raise
-                _log.warning("the head is tried again", cluster=self.name, error=plain(str(error)))
+                _log.warning("the head is tried again", cluster=self.cluster, error=plain(str(error)))
             if stop.wait(backoff.delay_s()):
                 raise Superseded
         raise AssertionError("tried at least once")
@@ -156,22 +182,28 @@ class Head:
         why = told = "nothing of it is there"
         while time.monotonic() < deadline:
             try:
-                if (door := self._provider.door(self.name, _ATTEMPT)) is not None:
+                if (door := self._provider.door(self.name, self.attempt)) is not None:
                     return door
                 why = "nothing of it is there"
             except ProvisionError as error:
                 why = plain(str(error))
             if why != told:  # else it is being set up
                 told = why
-                _log.info("the head is not found yet", cluster=self.name, why=why)
-            gone = [one for one in self._provider.notices() if one.host == self.name]
+                _log.info("the head is not found yet", cluster=self.cluster, why=why)
+            gone = [
+                one
+                for one in self._provider.notices()
+                if one.host == self.name and one.attempt in (0, self.attempt)
+            ]
             if gone:
                 why = gone[0].reason
                 break
             if stop.wait(_LOOK_S):
                 raise Superseded
-        said = " ".join(self._provider.logs(self.name, lines=3).split())[:500]
-        raise ProvisionError(f"the head on {self.name} does not begin: {why}" + (f": {said}" if said else ""))
+        said = " ".join(self._provider.logs(self.cluster, lines=3).split())[:500]
+        raise ProvisionError(
+            f"the head on {self.cluster} does not begin: {why}" + (f": {said}" if said else "")
+        )
 
     def bill(self) -> dict[str, Any] | None:
         """What the controller is told of its cost; None while it is not up."""
@@ -197,11 +229,11 @@ class Head:
         backoff = Backoff(self._limits.backoff_s, self._limits.backoff_max_s)
         while True:
             try:
-                self._provider.down(self.name, stop=stop)
+                self._provider.down(self.cluster, stop=stop)
                 return None
             except ProvisionError as error:
                 text = plain(str(error))
-                _log.warning("the head does not go", cluster=self.name, error=text)
+                _log.warning("the head does not go", cluster=self.cluster, error=text)
                 if time.monotonic() > deadline or error.kind is Kind.CREDENTIALS:
                     return text
             except Superseded:

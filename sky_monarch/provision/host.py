@@ -358,13 +358,18 @@ class Host:
                 return record
             # It bills from now on, by the plan until the provider has said what it really costs.
             price = planned_price(self._shared.choices[turn.choice], self.name)
-            return self._shared.keep(replace(_record(order, turn, Phase.LAUNCHING), usd_per_hour=price))
+            fresh = replace(_record(order, turn, Phase.LAUNCHING), usd_per_hour=price)
+            if record is not None and record.asked:  # in a choice before, of which it says how that ended
+                fresh = replace(fresh, kind=record.kind, left=record.left)
+            return self._shared.keep(fresh)
 
     def _clean_up(self, order: HostOrder, error: ProvisionError) -> ProvisionError:
         """After a failed launch SkyPilot leaves what there is of the cluster, for people to look at: it costs."""
         left = self._down_within(order.cluster, _CLEAN_UP_S)
         # Written down: the kind of the failure, which says what helps, says nothing of this.
-        self._shared.requests.change(self.name, left="" if left is None else plain(str(left)))
+        self._shared.requests.change(
+            self.name, left="" if left is None else plain(str(left)), kind=str(error.kind)
+        )
         if left is None:
             return error
         text = f"{error}; what there is of {order.cluster} may still bill: {left}"

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from sky_monarch.launch.notices import hooks_on, notices_on
+from sky_monarch.launch.notices import filled_in, notices_on
 from sky_monarch.provision.provider import HostOrder
 
 __all__ = ["address", "armed", "variables"]
@@ -27,11 +27,10 @@ def address(task: Mapping[str, Any], order: HostOrder) -> dict[str, Any]:
         "envs": envs,
         "secrets": {**task.get("secrets", {}), "SKY_MONARCH_ENROLMENT": order.enrolment},
     }
-    # A head has no groups that could leave in order.
-    is_host = "head" not in order.agent
-    if is_host and (hooks := hooks_on(infra, ship_id=str(envs.get("SKY_MONARCH_SHIP", "")), folder=folder)):
-        config = dict(task.get("config") or {})
-        whole["config"] = {**config, "hooks": [*config.get("hooks", ()), *hooks]}
+    if hooks := (task.get("config") or {}).get("hooks"):
+        ship_id = str(envs.get("SKY_MONARCH_SHIP", ""))
+        hooks = [filled_in(hook, ship_id=ship_id, folder=folder) for hook in hooks]
+        whole["config"] = {**task["config"], "hooks": hooks}
     return whole
 
 

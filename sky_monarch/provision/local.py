@@ -203,10 +203,10 @@ class LocalProvider:
         except (OSError, ValueError):
             return ""
 
-    def door(self, cluster: str, attempt: int) -> Door | None:
+    def door(self, head: str, attempt: int) -> Door | None:
         """Its own socket: it is a process of this machine."""
         try:
-            text = (self._hosts / f"{cluster}-a{attempt}" / "run.json").read_text(encoding="utf-8")
+            text = (self._hosts / f"{head}-a{attempt}" / "run.json").read_text(encoding="utf-8")
             return Door(socket=str(json.loads(text)["sockets"]["api"]))
         except (OSError, ValueError, LookupError, TypeError):
             return None

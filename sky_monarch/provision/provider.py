@@ -211,8 +211,8 @@ class Provider(Protocol):
         """The last lines of what its task printed; empty where there are none, or nobody can tell."""
         ...
 
-    def door(self, cluster: str, attempt: int) -> Door | None:
-        """How the API of a head on this cluster is reached from here; None while nothing of it is there.
+    def door(self, head: str, attempt: int) -> Door | None:
+        """How the API of this attempt at a head is reached from here; None while nothing of it is there.
 
         Raises:
             ProvisionError: Nobody can say.

@@ -104,6 +104,7 @@ class Provisioner:
                     _log.info("the controller is away", error=str(error))
                 # One that starts anew may count from the beginning: ask for all there is.
                 version = -1
+                self._doubt_the_head()
                 self.closing.wait(backoff.delay_s())
                 continue
             backoff.reset()
@@ -125,11 +126,20 @@ class Provisioner:
             if (scout := self._shared.candidates.scout) is not None and scout not in self._hosts:
                 self._shared.gone(scout)
 
-    def finish(self, *, close: bool = True) -> None:
+    def _doubt_the_head(self) -> None:
+        """It does not answer: whether it is there at all is asked out of turn. Hosts' lines nobody hears of now."""
+        record = None if self._head is None else self._shared.requests.get(self._head)
+        if record is not None:
+            self._watch.doubt({record.host: record.attempt})
+
+    def finish(self, *, close: bool = True) -> bool:
         """Wait for the threads, within a limit: they may be in the middle of a question to a provider.
 
         Args:
             close: Also let go of the provider.
+
+        Returns:
+            Whether all have ended.
         """
         deadline = time.monotonic() + _CLOSE_S
         for host in self._hosts.values():
@@ -148,6 +158,7 @@ class Provisioner:
         elif close:
             self._shared.controller.close()
             self._shared.provider.close()
+        return not left
 
     def _want(self, order: HostOrder) -> None:
         host = self._hosts.get(order.host)
@@ -171,7 +182,9 @@ class Provisioner:
 
     def _ended(self, name: str, attempt: int, reason: str) -> None:
         if name == self._head:
-            self.head_gone = self.head_gone or reason
+            record = self._shared.requests.get(name)
+            if record is not None and attempt in (0, record.attempt):  # not of the one that this one follows
+                self.head_gone = self.head_gone or reason
             return
         with self._shared.lock:
             host = self._hosts.get(name)

@@ -52,7 +52,7 @@ class Record:
         since_ms: Of a head: when its launch began, Unix time; it bills from then on.
         place: Where it is.
         usd_per_hour: What it costs.
-        kind: Of a failure.
+        kind: Of a failure; while it is launched, of that in the choice before.
         reason: Why it ended or failed.
         left: Why its cluster could not be taken down, where something of it may be left; empty where nothing is known
             to be.

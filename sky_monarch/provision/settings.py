@@ -38,6 +38,9 @@ class Limits:
         head_s: For a head that is up to answer for the first time.
         unreached_s: For a head to take the order to end, before the run is ended without it.
         end_s: For a head to end its run in order, beyond the grace time.
+        head_again_s: Before a head that follows a lost one, and could not be had, is tried again; it doubles.
+        head_again_max_s: Longest such wait.
+        head_within_s: How long that goes on.
     """
 
     launches: int = 8
@@ -57,6 +60,9 @@ class Limits:
     head_s: float = 900.0
     unreached_s: float = 20.0
     end_s: float = 720.0
+    head_again_s: float = 30.0
+    head_again_max_s: float = 600.0
+    head_within_s: float = 21_600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -99,7 +99,8 @@ class Shared:
 
     def tell(self, record: Record, state: str) -> None:
         """Report what became of an attempt; returns once the controller has it, or this process ends."""
-        kind = record.kind if state == "failed" else None
+        failed = state in ("failed", "launching")  # of a launch: in the choice before
+        kind = record.kind if failed else None
         reason = record.reason or None
         _log.info("host", host=record.host, attempt=record.attempt, state=state, kind=kind, reason=reason)
         self.controller.report(
@@ -109,7 +110,7 @@ class Shared:
                 "state": state,
                 "kind": kind,
                 "reason": reason,
-                "left": state == "failed" and bool(record.left),
+                "left": failed and bool(record.left),
                 "choice": record.choice,
                 "place": record.place,
                 "usd_per_hour": record.usd_per_hour,

@@ -18,7 +18,7 @@ import structlog
 
 from sky_monarch.launch import skypilot
 from sky_monarch.launch.door import Door
-from sky_monarch.launch.placement import attempt_of
+from sky_monarch.launch.placement import attempt_of, cluster_name
 from sky_monarch.launch.skypilot import Cluster, SkyPilotError
 from sky_monarch.provision.classify import Failure, classify, plain
 from sky_monarch.provision.host_task import address, armed
@@ -34,7 +34,7 @@ from sky_monarch.provision.provider import (
     planned_price,
     task_of,
 )
-from sky_monarch.provision.requests import Record, Requests
+from sky_monarch.provision.requests import Phase, Record, Requests
 from sky_monarch.provision.settings import Settings
 
 __all__ = ["Sdk", "SkyPilotProvider"]
@@ -63,6 +63,10 @@ class Sdk(Protocol):
 
     def find_launch(self, cluster: str, since_ms: int) -> str | None:
         """The newest request for a launch of a cluster since then."""
+        ...
+
+    def knew(self, cluster: str) -> bool:
+        """Whether the server remembers a cluster of this name, standing or not."""
         ...
 
     def is_done(self, request_id: str) -> bool:
@@ -138,30 +142,49 @@ class SkyPilotProvider:
         task = task_of(choice, order.host)
         if task is None:
             raise ProvisionError("this choice has no such host", kind=Kind.REFUSED)
-        try:
-            request_id = self._asked(self._requests.get(order.host))
-            if request_id is None:
-                whole = armed(
-                    address(task, order), infra=turn.infra, autodown_minutes=self._settings.autodown_minutes
-                )
-                self._requests.asked_now(order.host)
-                request_id = self._sdk.launch(whole, order.cluster)
-            self._requests.change(order.host, request_id=request_id)
-            # What is still queued then, in Slurm or for a node to come, is as good as no capacity.
-            self._wait(request_id, self._settings.limits.launch_s, stop, kind=Kind.CAPACITY)
-            cluster = self._sdk.launched(request_id)
-        except SkyPilotError as error:
-            if error.is_forgotten:  # the server was set up anew: whatever it had begun would be there twice
-                self.down(order.cluster, stop=stop)
-            if not error.is_away:  # else the request may be under way: it is waited for again
-                self._requests.change(order.host, request_id=None, asked_ms=None)
-            raise _translated(error) from error
+        began_s = time.monotonic()
+        while True:
+            try:
+                cluster = self._launched(task, order, turn, stop)
+                break
+            except SkyPilotError as error:
+                if error.is_forgotten:  # the server was set up anew: what it had begun would be there twice
+                    self.down(order.cluster, stop=stop)
+                if not error.is_away:  # else the request may be under way: it is waited for again
+                    self._requests.change(order.host, request_id=None, asked_ms=None)
+                if not error.is_away or time.monotonic() - began_s > self._server_s:
+                    raise _translated(error) from error
+                _log.info("the API server is away", error=plain(str(error)))  # no fault of this host
+            if stop.wait(self._poll_s):
+                raise Superseded
         planned = planned_price(choice, order.host)
         return Launched(
             place=cluster.place,
             infra=cluster.infra,
             usd_per_hour=planned if cluster.usd_per_hour is None else cluster.usd_per_hour,
         )
+
+    def _launched(
+        self, task: Mapping[str, Any], order: HostOrder, turn: Turn, stop: threading.Event
+    ) -> Cluster:
+        """What came of the launch that was asked for, now or before.
+
+        Raises:
+            SkyPilotError: It failed, or the server does not answer.
+            ProvisionError: It takes too long.
+            Superseded: ``stop`` is set.
+        """
+        request_id = self._asked(self._requests.get(order.host))
+        if request_id is None:
+            whole = armed(
+                address(task, order), infra=turn.infra, autodown_minutes=self._settings.autodown_minutes
+            )
+            self._requests.asked_now(order.host)
+            request_id = self._sdk.launch(whole, order.cluster)
+        self._requests.change(order.host, request_id=request_id)
+        # What is still queued then, in Slurm or for a node to come, is as good as no capacity.
+        self._wait(request_id, self._settings.limits.launch_s, stop, kind=Kind.CAPACITY)
+        return self._sdk.launched(request_id)
 
     def _asked(self, record: Record | None) -> str | None:
         """The request of a launch that another process of us asked for."""
@@ -172,8 +195,18 @@ class SkyPilotProvider:
         return self._sdk.find_launch(record.cluster, record.asked_ms - _SKEW_MS)
 
     def found(self, host: str) -> dict[str, int]:
-        """What SkyPilot has noted."""
-        attempts = {one.name: attempt_of(one.name, host) for one in self._clusters([], refresh=False)}
+        """What SkyPilot has noted. A server that is away is waited for: whoever asks is about to launch."""
+        began_s = time.monotonic()
+        while True:
+            try:
+                noted = self._noted([], refresh=False)
+                break
+            except SkyPilotError as error:
+                if not error.is_away or time.monotonic() - began_s > self._server_s:
+                    raise _translated(error) from error
+            if self._closing.wait(self._poll_s):
+                raise Superseded
+        attempts = {one.name: attempt_of(one.name, host) for one in noted}
         return {name: attempt for name, attempt in attempts.items() if attempt is not None}
 
     def certain(self, clusters: Sequence[str]) -> dict[str, str]:
@@ -195,29 +228,38 @@ class SkyPilotProvider:
         return gone | stopped
 
     def status(self, clusters: Sequence[str]) -> dict[str, Seen]:
-        """Asks the clouds. A cluster that is gone is not in SkyPilot's answer."""
+        """Asks the clouds. A cluster that is gone is not in the answer of a server that once had it."""
         try:
             found = {one.name: one.status for one in self._clusters(clusters, refresh=True)}
         except (ProvisionError, Superseded) as error:
             _log.info("no status", error=plain(str(error)))
             return {}
-        return {
-            cluster: _STATUS.get(found[cluster], Seen.UNKNOWN) if cluster in found else Seen.GONE
-            for cluster in clusters
-        }
+        seen = {name: _STATUS.get(status, Seen.UNKNOWN) for name, status in found.items()}
+        return {name: seen[name] if name in seen else self._seen_of_missing(name) for name in clusters}
+
+    def _seen_of_missing(self, cluster: str) -> Seen:
+        try:
+            return Seen.GONE if self._sdk.knew(cluster) else Seen.UNKNOWN
+        except SkyPilotError as error:
+            _log.info("no word on a cluster that is not listed", cluster=cluster, error=plain(str(error)))
+            return Seen.UNKNOWN
 
     def _clusters(self, clusters: Sequence[str], *, refresh: bool) -> list[Cluster]:
         try:
-            request_id = self._sdk.status(clusters, refresh=refresh)
-            self._wait(request_id, _STATUS_S, self._closing)
-            return self._sdk.clusters(request_id)
+            return self._noted(clusters, refresh=refresh)
         except SkyPilotError as error:
             raise _translated(error) from error
 
+    def _noted(self, clusters: Sequence[str], *, refresh: bool) -> list[Cluster]:
+        request_id = self._sdk.status(clusters, refresh=refresh)
+        self._wait(request_id, _STATUS_S, self._closing)
+        return self._sdk.clusters(request_id)
+
     def down(self, cluster: str, *, stop: threading.Event) -> None:
         """Cancel a launch that is under way, and end the cluster."""
+        record = self._requests.of_cluster(cluster)
         try:
-            if (request_id := self._asked(self._requests.of_cluster(cluster))) is not None:
+            if (request_id := self._asked(record)) is not None:
                 self._cancel(request_id, stop)
             down = self._sdk.down(cluster)
             self._wait(down, _DOWN_S, stop)
@@ -225,6 +267,24 @@ class SkyPilotProvider:
         except SkyPilotError as error:
             if "ClusterDoesNotExist" not in error.classes:
                 raise _translated(error) from error
+            if record is not None and _was_launched(record):
+                self._require_knew(cluster)
+
+    def _require_knew(self, cluster: str) -> None:
+        """That there is no such cluster is the word of a server that once had it.
+
+        Raises:
+            ProvisionError: It never heard of what we have launched: it was set up anew, and the cluster may stand.
+        """
+        try:
+            known = self._sdk.knew(cluster)
+        except SkyPilotError as error:
+            raise _translated(error) from error
+        if not known:
+            raise ProvisionError(
+                f"SkyPilot's API server has never heard of {cluster}, which it launched for this run: it was set up "
+                "anew meanwhile, and knows nothing of what stands; look for the cluster in your cloud's console"
+            )
 
     def _cancel(self, request_id: str, stop: threading.Event) -> None:
         """A launch that went on would bring up again what `down` has just ended."""
@@ -244,13 +304,14 @@ class SkyPilotProvider:
         except SkyPilotError:
             return ""
 
-    def door(self, cluster: str, attempt: int) -> Door | None:
+    def door(self, head: str, attempt: int) -> Door | None:
         """By SSH. Where its API's socket is stands in its ``run.json``, which is there once it has begun."""
+        cluster = cluster_name(head, attempt)
         try:
             ssh = self._sdk.ssh(cluster)
         except SkyPilotError as error:
             raise _translated(error) from error
-        path = f"$HOME/.sky-monarch/runs/{self._settings.run_id}/{cluster}-a{attempt}/run.json"
+        path = f"$HOME/.sky-monarch/runs/{self._settings.run_id}/{head}-a{attempt}/run.json"
         argv = [
             "ssh",
             "-T",
@@ -309,6 +370,11 @@ class SkyPilotProvider:
                 raise ProvisionError(text, kind=kind)
             if stop.wait(self._poll_s):
                 raise Superseded
+
+
+def _was_launched(record: Record) -> bool:
+    """Whether SkyPilot has taken a launch of it: it may stand."""
+    return record.request_id is not None or (record.stands and record.phase is not Phase.LAUNCHING)
 
 
 def _failure(error: SkyPilotError) -> Failure:
