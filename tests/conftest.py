@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import compileall
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +13,16 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import environ_of, is_alive, pids
-from tests.support.runs import Workbench
+from tests.support.runs import ROOT, Workbench
 from tests.support.waiting import PATIENCE, eventually
+from tests.support.zygote import Zygote
 
 BEFORE = pytest.StashKey[set[str]]()
+
+# What pytest makes of the tests themselves is kept, too: four workers read them all. A test of a defect sees them
+# through links, by names that are soon gone.
+if "SKY_MONARCH_TEST_PATIENCE" not in os.environ:
+    sys.dont_write_bytecode = False
 
 
 def _leavings() -> set[str]:
@@ -35,9 +43,13 @@ def _processes_of(folder: Path) -> list[int]:
     ]
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Remember what was there before the first test."""
+    """Remember what was there before the first test, and compile what tests start, thousands of times, once."""
     session.config.stash[BEFORE] = _leavings()
+    if sys.flags.dont_write_bytecode and not hasattr(session.config, "workerinput"):
+        for folder in ("sky_monarch", "tests", "examples"):
+            compileall.compile_dir(ROOT / folder, quiet=2)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -79,3 +91,20 @@ def workbench(tmp_path: Path) -> Iterator[Workbench]:
     yield bench
     bench.close()
     assert eventually(lambda: not _processes_of(bench.home), within_s=10, what="its processes end")
+
+
+@pytest.fixture(scope="session")
+def zygote_of_all() -> Iterator[Zygote]:
+    """What forks ranks that need torch: torch is imported once for all tests of this process."""
+    with tempfile.TemporaryDirectory(prefix="smt-") as folder:
+        zygote = Zygote(Path(folder))
+        yield zygote
+        zygote.close()
+
+
+@pytest.fixture(scope="module")
+def zygote(zygote_of_all: Zygote) -> Iterator[Zygote]:
+    """The same, with nothing in it of the tests before these."""
+    zygote_of_all.begin()
+    yield zygote_of_all
+    zygote_of_all.end_children()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 from pathlib import Path
@@ -12,15 +11,15 @@ import pytest
 from sky_monarch.launch.folder import Phase
 from tests.e2e.client import Client
 from tests.e2e.site import Site
-from tests.support.processes import pids
+from tests.support.processes import pids, send
 from tests.support.runs import ended_at_exit
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.timeout(1200), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(2400), pytest.mark.slow]
 
 GROUPS = 2
 #: What the head needs it has from the package index: on a busy machine that takes minutes.
-UP_S = 600
+UP_S = 900
 
 
 def test_a_run_whose_head_is_a_job_trains_on_without_its_launcher_and_ends_with_nothing_left(
@@ -33,7 +32,7 @@ def test_a_run_whose_head_is_a_job_trains_on_without_its_launcher_and_ends_with_
         said = site.sky.call("logs", cluster="far-head").value["text"]
         kept = (client.run_folder("far") / "provisioner.log").read_text()
         raise AssertionError(f"the head does not come: {kept[-3000:]}\n{said[-3000:]}") from None
-    before = client.wait_for_all(name, step=10, within_s=400, replicas=GROUPS)
+    before = client.wait_for_all(name, step=10, within_s=900, replicas=GROUPS)
     jobs, folder = client.host_jobs(name), client.folder_of(name)
     (head,) = site.slurm.jobs(named=f"{name}-head")
     assert head.state == "RUNNING"
@@ -44,8 +43,7 @@ def test_a_run_whose_head_is_a_job_trains_on_without_its_launcher_and_ends_with_
     launcher = folder.agent()
     assert launcher is not None
     children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
-    for pid in (launcher.pid, *map(int, children)):
-        os.kill(pid, signal.SIGKILL)
+    send((launcher.pid, *map(int, children)), signal.SIGKILL)
     eventually(lambda: folder.agent() is None, within_s=10, what="its launcher is gone")
     alone = client.wait_for_all(name, step=(before["step"] or 0) + 20, within_s=60, replicas=GROUPS)
     assert folder.phase() is Phase.LIVE

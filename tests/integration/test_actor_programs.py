@@ -15,10 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from sky_monarch.actor import Actor, SupervisionError, endpoint, shutdown, this_host
+from sky_monarch.actor import Actor, SupervisionError, endpoint, this_host
 from tests.support.actors import Plain
 from tests.support.processes import with_variable
 from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.usefixtures("actors_end")
 
 LIMIT_S = 20
 ROOT = Path(__file__).parents[2]
@@ -64,12 +66,6 @@ print("busy", flush=True)
 while True:
     holders.echo.call(array).get(60)
 """
-
-
-@pytest.fixture(autouse=True)
-def _all_ends():
-    yield
-    shutdown()
 
 
 def start(program: Path, **env: str) -> subprocess.Popen[str]:

@@ -15,7 +15,7 @@ import pytest
 from sky_monarch.actor import SupervisionError, shutdown, this_host, this_proc
 from sky_monarch.actors.actor_mesh import ActorMesh
 from sky_monarch.errors import ConfigError
-from tests.support.care_actors import Debugged, Strict, Stuck, Talker, Waiting
+from tests.support.care_actors import Debugged, Planter, Strict, Stuck, Talker, Waiting
 from tests.support.waiting import PATIENCE, eventually
 
 LIMIT_S = 20
@@ -63,6 +63,20 @@ def test_a_call_to_an_actor_that_a_process_does_not_have_fails_instead_of_waitin
         assert time.monotonic() - started < 5 * PATIENCE
         with pytest.raises(SupervisionError):
             mesh.plain.call(1).get(LIMIT_S)
+
+
+def test_an_actor_that_was_not_made_again_is_missed_at_once(procs):
+    elsewhere = this_host().spawn_procs(name="elsewhere").spawn("planter", Planter)
+    planted = elsewhere.plant.call_one(procs).get(LIMIT_S)
+    planted.say.call("here").get(LIMIT_S)
+
+    procs.respawn(0)
+
+    began = time.monotonic()
+    with pytest.raises(SupervisionError, match="there is no such actor in this process"):
+        planted.slice(gpus=0).say.call_one("gone").get(LIMIT_S)
+    assert time.monotonic() - began < 0.9, "no second is waited for what cannot come"
+    planted.slice(gpus=1).say.call_one("here").get(LIMIT_S)
 
 
 def test_each_line_says_which_rank_of_which_mesh_has_printed_it(procs, capfd):

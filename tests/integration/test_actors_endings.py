@@ -110,3 +110,18 @@ def test_respawns_and_large_messages_leave_no_file_and_no_thread_behind():
         eventually(lambda: here() == before, what=f"as before: {before}")
     finally:
         shutdown()
+
+
+def test_a_process_that_does_not_answer_is_killed_when_it_is_stopped():
+    procs = this_host().spawn_procs({"gpus": 2})
+    pids = procs.spawn("plain", Plain).pid.call().get(LIMIT_S).values()
+    stuck = list(pids)[1]
+    os.kill(stuck, signal.SIGSTOP)
+    procs.stop(timeout=0.5).get(LIMIT_S)
+    assert not is_alive(stuck)
+
+    procs = this_host().spawn_procs()
+    (stuck,) = procs.spawn("plain", Plain).pid.call().get(LIMIT_S).values()
+    os.kill(stuck, signal.SIGSTOP)
+    procs.stop(timeout=0.5)  # and nobody waits for it
+    eventually(lambda: not is_alive(stuck), within_s=10)

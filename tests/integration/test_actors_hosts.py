@@ -24,34 +24,20 @@ from sky_monarch.actor import (
 )
 from sky_monarch.actor_host import make_keys
 from sky_monarch.errors import ConfigError, LaunchError, PeerRefusedError
-from tests.support.actors import Caller, Echo, FarOwner, Plain
-from tests.support.processes import is_alive, with_variable
+from tests.support.actors import Caller, Echo, FarOwner, Plain, Teller
+from tests.support.processes import is_alive, parent_of, with_variable
+from tests.support.served import Served
 from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.usefixtures("actors_end")
 
 LIMIT_S = 30
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(autouse=True)
-def _all_ends():
-    yield
-    shutdown()
-
-
-@pytest.fixture
-def failures(monkeypatch):
-    seen = []
-    monkeypatch.setattr("sky_monarch.actor.unhandled_fault_hook", seen.append)
-    return seen
-
-
 def server_of(pid: int) -> int:
     """The process that serves the host of ``pid``: the parent of its zygote."""
-
-    def parent(of: int) -> int:
-        return int(Path(f"/proc/{of}/stat").read_text().rpartition(")")[2].split()[1])
-
-    return parent(parent(pid))
+    return parent_of(parent_of(pid))
 
 
 def test_two_hosts_are_one_mesh_of_processes_and_talk_to_each_other_and_to_this_one():
@@ -132,6 +118,31 @@ def test_a_lost_host_is_one_report_that_names_it_and_the_end_of_all_that_ran_the
 
 
 @pytest.mark.slow
+def test_a_broadcast_to_a_dead_process_of_another_host_raises(failures):
+    hosts = local_hosts(2)
+    mesh = hosts.spawn_procs(name="trainers").spawn("trainer", Echo)
+    other = hosts.slice(hosts=0).spawn_procs(name="teller").spawn("teller", Teller)
+    pids = list(mesh.pid.call().get(LIMIT_S).values())
+    os.kill(pids[1], signal.SIGKILL)
+    eventually(lambda: failures)
+
+    with pytest.raises(SupervisionError, match=r"trainer\[1\] is dead"):
+        mesh.hear.broadcast("the death is known here")
+    raised = eventually(
+        lambda: other.tell.call_one(mesh.slice(hosts=1), 50).get(LIMIT_S),
+        what="who does not know of it is told",
+    )
+    assert "is dead: " in raised
+    assert "nobody answers" in raised
+
+    mesh.respawn(1)
+    mesh.hear.broadcast("all hear it again")
+    heard = list(mesh.all_heard.call().get(LIMIT_S).values())
+    assert heard[1] == ["all hear it again"]
+    assert heard[0] == ["the death is known here", "all hear it again"], "the living are told all the same"
+
+
+@pytest.mark.slow
 def test_an_actor_owns_what_it_has_spawned_on_another_host(failures):
     hosts = local_hosts(2)
     owner = hosts.slice(hosts=0).spawn_procs(name="owner").spawn("owner", FarOwner)
@@ -202,28 +213,6 @@ def test_nothing_on_other_hosts_outlives_the_program(how, folder):
         program.stdout.close()
 
 
-class Served:
-    """``sky-monarch actor-host --listen``, as somebody starts it by hand."""
-
-    def __init__(self, keys: Path, *options: str) -> None:
-        argv = ["actor-host", "--listen", "127.0.0.1:0", "--keys", str(keys), "--name", keys.stem, *options]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "sky_monarch", *argv],
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
-        assert self.process.stderr is not None
-        self.said = [self.process.stderr.readline()]
-        self.address = self.said[0].rpartition(" ")[2].strip()
-
-    def end(self) -> str:
-        self.process.terminate()
-        _, rest = self.process.communicate(timeout=LIMIT_S)
-        return "".join(self.said) + rest
-
-
 @pytest.fixture
 def keys(tmp_path):
     make_keys(str(tmp_path / "keys"), 2)
@@ -254,6 +243,8 @@ def test_hosts_that_somebody_started_are_attached_to_and_serve_one_program_after
     secret = (keys / "host-0.key").read_text().strip()
     assert secret not in said
     assert "PRIVATE KEY" not in said
+    assert said.count(" has ended\n") == 4, "two programs ended, and each host says so"
+    assert "is lost" not in said, "an orderly end is no loss"
 
 
 @pytest.mark.slow
@@ -322,6 +313,71 @@ def test_hosts_are_launched_as_a_job_which_ends_with_the_program(workbench):
     kept = [path for path in folder.rglob("*") if path.is_file() and path.name != "private.json"]
     begin = base64.b64encode(b'{"name": "actor-host", "ca_pem":')[:40]
     assert not any(begin in path.read_bytes() for path in kept), "no keys in what the run leaves"
+
+
+LETTING_GO = """
+import os, signal, sys, time
+import sky_monarch as sm
+import sky_monarch.actor as face
+from tests.support.actors import Plain
+from tests.support.processes import parent_of
+face.unhandled_fault_hook = lambda failure: print("lost", failure.host, failure.crashed_ranks, flush=True)
+with sm.launch_hosts(2, name="actors", timeout=60) as hosts:
+    mesh = hosts.spawn_procs({"gpus": 2}).spawn("plain", Plain)
+    pids = list(mesh.pid.call().get(60).values())
+    os.kill(parent_of(parent_of(pids[3])), signal.SIGKILL)
+    while True:
+        try:
+            mesh.pid.call().get(60)
+        except sm.actor.SupervisionError:
+            break
+    mesh.respawn([2, 3], timeout=60)
+    again = list(mesh.pid.call().get(60).values())
+    print("again", again[:2] == pids[:2], len(set(again) | set(pids)), *hosts.names, flush=True)
+    try:
+        hosts.slice(hosts=0).stop()
+    except sm.ConfigError as error:
+        print(error, flush=True)
+print("over", *(pid for pid in pids + again if os.path.exists(f"/proc/{pid}")), flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_launched_host_that_is_lost_is_had_again_and_with_the_block_all_of_them_end(workbench):
+    workbench.names.append("actors")
+    done = subprocess.run(
+        [sys.executable, "-c", LETTING_GO],
+        env=workbench.env,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines() == [
+        "lost actors-1 (2, 3)",
+        "again True 6 actors-0 actors-1",
+        "these hosts are a part of what was launched together",
+        "over",
+    ]
+    assert workbench.status("actors")["state"] == "SUCCEEDED", "it has ended before the block was left"
+    assert "actors has ended" in done.stderr
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_hosts_are_brought_up_takes_them_down(workbench):
+    workbench.names.append("actors")
+    waiting = 'import sky_monarch as sm; sm.launch_hosts(2, setup="sleep 600", workdir="tests/support")'
+    program = subprocess.Popen(
+        [sys.executable, "-c", waiting], env=workbench.env, cwd=ROOT, stderr=subprocess.PIPE
+    )
+    with program:
+        eventually(lambda: workbench.status("actors")["state"], within_s=30, what="it is launched")
+        program.send_signal(signal.SIGINT)
+        _, said = program.communicate(timeout=60)
+    assert b"KeyboardInterrupt" in said
+    assert workbench.status("actors")["state"] == "CANCELLED"
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sky_monarch.actor import Lighthouse, ReplicaGroups, shutdown, this_host
+from sky_monarch.actor import Lighthouse, ReplicaGroups, this_host
 from sky_monarch.errors import ConfigError, RestartsExhaustedError
 from tests.support.actors import Plain
 from tests.support.care_actors import Group
@@ -17,17 +17,11 @@ from tests.support.processes import is_alive
 from tests.support.session_actors import Trainer
 from tests.support.waiting import PATIENCE, eventually
 
+pytestmark = pytest.mark.usefixtures("failures", "actors_end")
+
 REPO = Path(__file__).parents[2]
 #: Nobody is dropped for its silence meanwhile: what is not told of a death shows as a stall.
 SILENCE_S = 120
-
-
-@pytest.fixture(autouse=True)
-def failures(monkeypatch):
-    seen = []
-    monkeypatch.setattr("sky_monarch.actor.unhandled_fault_hook", seen.append)
-    yield seen
-    shutdown()
 
 
 @pytest.mark.parametrize("dies", [True, pytest.param(False, marks=pytest.mark.slow)])

@@ -12,7 +12,6 @@ from sky_monarch.actor import (
     SupervisionError,
     init_process_group,
     setup_torch_elastic_env,
-    shutdown,
     this_host,
 )
 from sky_monarch.errors import ConfigError
@@ -20,20 +19,9 @@ from tests.support.actors import Plain
 from tests.support.spmd_ranks import die, environment, total, total_by_env, train_sharded
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.usefixtures("actors_end", "failures")
+
 LIMIT_S = 90
-
-
-@pytest.fixture(autouse=True)
-def _all_ends():
-    yield
-    shutdown()
-
-
-@pytest.fixture(autouse=True)
-def failures(monkeypatch):
-    seen = []
-    monkeypatch.setattr("sky_monarch.actor.unhandled_fault_hook", seen.append)
-    return seen
 
 
 def test_each_rank_finds_what_torchruns_ranks_find_and_somebody_listens_already():

@@ -7,31 +7,21 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
-from sky_monarch.actor import Actor, RestartPolicy, SupervisionError, endpoint, shutdown, this_host
+from sky_monarch.actor import Actor, RestartPolicy, SupervisionError, endpoint, this_host
 from sky_monarch.actors.proc_mesh import owner_of
 from sky_monarch.errors import ConfigError
-from tests.support.actors import Plain
+from tests.support.actors import spawn
 from tests.support.processes import is_alive
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.usefixtures("actors_end")
+
 LIMIT_S = 20
 LONG_S = 0.5
-
-
-@pytest.fixture(autouse=True)
-def _all_ends():
-    yield
-    shutdown()
-
-
-@pytest.fixture
-def failures(monkeypatch):
-    seen = []
-    monkeypatch.setattr("sky_monarch.actor.unhandled_fault_hook", seen.append)
-    return seen
 
 
 class Slow(Actor):
@@ -53,12 +43,6 @@ class Slow(Actor):
     @endpoint
     def knows(self, module: str) -> bool:
         return module in sys.modules
-
-
-def spawn(n, cls=Plain, **options):
-    procs = this_host().spawn_procs({"gpus": n}, name="trainers", **options)
-    mesh = procs.spawn("trainer", cls)
-    return procs, mesh, list(mesh.pid.call().get(LIMIT_S).values())
 
 
 def standing_by(procs, count=1):
@@ -160,3 +144,22 @@ def test_nothing_stands_by_for_a_mesh_that_was_stopped(failures):
 def test_a_number_that_cannot_stand_by_is_refused(standby):
     with pytest.raises(ConfigError, match="standby is"):
         this_host().spawn_procs(standby=standby)
+
+
+def test_those_that_stand_by_come_one_after_the_other_and_none_that_comes_too_late_is_left_over(failures):
+    procs, mesh, pids = spawn(4, standby=4)
+
+    # At once: most of them are not there yet, and others are forked for the places.
+    procs.respawn(range(4))
+
+    assert not set(mesh.pid.call().get(LIMIT_S).values()) & set(pids)
+    standing_by(procs, 4)
+    zygote = procs_of_zygote(procs)
+    eventually(lambda: len(zygote()) == 8, what="four in their places, four that stand by")
+    assert not failures
+
+
+def procs_of_zygote(procs):
+    """What finds the children of the process that all are forked from."""
+    zygote = owner_of(procs._addresses, procs.name).spares.spawner.zygote.pid
+    return lambda: Path(f"/proc/{zygote}/task/{zygote}/children").read_text().split()

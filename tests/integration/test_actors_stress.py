@@ -11,19 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from sky_monarch.actor import Actor, SupervisionError, endpoint, shutdown, this_host
+from sky_monarch.actor import Actor, SupervisionError, endpoint, this_host
 from tests.support.actors import Plain
+from tests.support.processes import send
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("actors_end")]
 LIMIT_S = 60
 SENDERS, MESSAGES = 16, 10_000
-
-
-@pytest.fixture(autouse=True)
-def _all_ends():
-    yield
-    shutdown()
 
 
 class Sender(Actor):
@@ -103,8 +98,7 @@ def test_deaths_one_and_eight_at_once_are_told_within_milliseconds(monkeypatch):
         pids = list(mesh.pid.call().get(LIMIT_S).values())
         told.clear()
         began = time.monotonic()
-        for pid in pids[:many]:
-            os.kill(pid, signal.SIGKILL)
+        send(pids[:many], signal.SIGKILL)
         eventually(lambda many=many: len(told) == many, every_s=0.002)
         assert sorted(rank for _, rank in told) == list(range(many))
         delays.extend(when - began for when, _ in told)

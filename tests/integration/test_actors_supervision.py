@@ -8,36 +8,19 @@ import time
 
 import pytest
 
-from sky_monarch.actor import RestartPolicy, SupervisionError, shutdown, this_host
+from sky_monarch.actor import RestartPolicy, SupervisionError, this_host
 from sky_monarch.errors import ConfigError
-from tests.support.actors import Echo, Owner, Plain
+from tests.support.actors import Echo, Owner, Plain, spawn
 from tests.support.processes import is_alive
 from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.usefixtures("actors_end")
 
 LIMIT_S = 20
 
 
-@pytest.fixture(autouse=True)
-def _all_ends():
-    yield
-    shutdown()
-
-
-@pytest.fixture
-def failures(monkeypatch):
-    seen = []
-    monkeypatch.setattr("sky_monarch.actor.unhandled_fault_hook", seen.append)
-    return seen
-
-
-def spawn(n, cls=Plain, **options):
-    procs = this_host().spawn_procs({"gpus": n}, name="trainers", **options)
-    mesh = procs.spawn("trainer", cls)
-    return mesh, list(mesh.pid.call().get(LIMIT_S).values())
-
-
 def test_a_pending_call_to_the_dead_fails_at_once_and_says_who_died_how(failures):
-    mesh, pids = spawn(2, Echo)
+    _, mesh, pids = spawn(2, Echo)
     pending = mesh.echo_later.call("late", after_s=60)
     time.sleep(0.05)
 
@@ -59,8 +42,20 @@ def test_a_pending_call_to_the_dead_fails_at_once_and_says_who_died_how(failures
     assert is_alive(pids[0])
 
 
+def test_each_of_two_deaths_in_one_place_is_told_to_those_whose_calls_it_has_cut_off(failures):
+    _, mesh, _ = spawn(1, Echo)
+    for _ in range(2):
+        pid = mesh.pid.call_one().get(LIMIT_S)
+        pending = mesh.echo_later.call_one("late", after_s=60)
+        time.sleep(0.05)
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(SupervisionError, match=f"pid {pid}.*SIGKILL"):
+            pending.get(LIMIT_S)
+        mesh.respawn(0)
+
+
 def test_the_report_holds_what_the_dead_said_last(failures, capfd):
-    mesh, pids = spawn(1, Echo)
+    _, mesh, pids = spawn(1, Echo)
 
     with pytest.raises(SupervisionError, match="exited with code 3") as raised:
         mesh.say_and_die.call_one("out of memory").get(LIMIT_S)
@@ -78,7 +73,7 @@ def test_the_report_holds_what_the_dead_said_last(failures, capfd):
 
 
 def test_a_respawned_rank_answers_in_its_place_and_the_whole_mesh_with_it(failures):
-    mesh, pids = spawn(3)
+    _, mesh, pids = spawn(3)
     os.kill(pids[1], signal.SIGKILL)
     eventually(lambda: failures)
     with pytest.raises(SupervisionError):
@@ -94,7 +89,7 @@ def test_a_respawned_rank_answers_in_its_place_and_the_whole_mesh_with_it(failur
 
 
 def test_a_live_rank_is_replaced_too(failures):
-    mesh, pids = spawn(2)
+    _, mesh, pids = spawn(2)
 
     mesh.respawn(0)
 
@@ -112,7 +107,7 @@ def test_a_live_rank_is_replaced_too(failures):
     ],
 )
 def test_a_policy_replaces(kind, replaced, failures):
-    mesh, pids = spawn(3, restart=RestartPolicy(kind))
+    _, mesh, pids = spawn(3, restart=RestartPolicy(kind))
 
     os.kill(pids[1], signal.SIGKILL)
 
@@ -129,7 +124,7 @@ def test_a_policy_replaces(kind, replaced, failures):
 
 @pytest.mark.slow
 def test_more_ends_than_the_policy_allows_are_told(failures):
-    mesh, pids = spawn(1, restart=RestartPolicy(intensity=1))
+    _, mesh, pids = spawn(1, restart=RestartPolicy(intensity=1))
     os.kill(pids[0], signal.SIGKILL)
 
     def replaced():
@@ -172,7 +167,7 @@ def test_what_the_owner_does_not_handle_climbs(failures):
 
 
 def test_a_broadcast_that_raises_fails_the_actor_and_its_owner_hears(failures):
-    mesh, _ = spawn(1, Echo)
+    _, mesh, _ = spawn(1, Echo)
 
     mesh.boom.broadcast("quietly")
 

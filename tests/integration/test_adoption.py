@@ -12,6 +12,7 @@ import pytest
 
 from sky_monarch.errors import ChannelError
 from tests.support.controllers import ControllerRun, ScriptedAgent
+from tests.support.processes import send
 from tests.support.runs import FREE_RANK, Workbench, generation_of, pid_of
 from tests.support.waiting import eventually
 
@@ -67,6 +68,7 @@ def lives_through(run: ControllerRun, agent: ObedientAgent) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_a_controller_that_is_killed_at_any_command_or_ack_is_followed_by_one_that_adopts(
     tmp_path: Path,
 ) -> None:
@@ -103,8 +105,7 @@ def test_a_controller_a_lighthouse_and_a_rank_killed_together_cost_one_group_one
 ) -> None:
     name = workbench.up(workbench.job("three", run=f"{FREE_RANK} --steps 120 --step-s 0.05"))
     before = workbench.wait_for_step(name, 10)
-    for pid in (before["controller_pid"], before["lighthouse"]["pid"], pid_of(before, 1)):
-        os.kill(pid, signal.SIGKILL)
+    send((before["controller_pid"], before["lighthouse"]["pid"], pid_of(before, 1)), signal.SIGKILL)
     after = workbench.wait_for_end(name, within_s=60)
     assert after["state"] == "SUCCEEDED", after["reason"]
     assert [generation_of(after, replica) for replica in range(3)] == [1, 2, 1]
@@ -170,6 +171,7 @@ def test_what_an_agent_began_before_anybody_heard_of_it_is_not_begun_again_by_th
     assert [group["restarts_left"] for group in after["groups"]] == [4, 3]
 
 
+@pytest.mark.slow
 def test_attach_takes_a_lost_run_up_again_and_follows_it_to_its_end(workbench: Workbench) -> None:
     job = workbench.job("joined", run=f"{FREE_RANK} --steps 40 --step-s 0.03", replicas=2)
     name = workbench.up(job)
@@ -182,6 +184,7 @@ def test_attach_takes_a_lost_run_up_again_and_follows_it_to_its_end(workbench: W
     assert (after["state"], after["run_id"]) == ("SUCCEEDED", before["run_id"])
 
 
+@pytest.mark.slow
 def test_a_run_whose_work_was_done_when_it_was_lost_has_succeeded_and_is_not_run_again(
     workbench: Workbench,
 ) -> None:

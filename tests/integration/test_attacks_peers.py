@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import pickle
 import random
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
 
 from tests.support.runs import FREE_RANK, Workbench, pid_of
 
 IDLE_CONNECTIONS = 200
 
 
-def junk() -> Iterator[bytes]:
-    """What a port scanner, a browser, a confused client and a liar about lengths send."""
+class Payload:
+    """Makes a folder where it is unpickled."""
+
+    def __init__(self, made: Path) -> None:
+        self.made = made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.made),)
+
+
+def junk(made: Path) -> Iterator[bytes]:
+    """What a port scanner, a browser, a confused client, a liar about lengths and a thief send."""
     noise = random.Random(1).randbytes(4000)
     yield b"\0" * 100
     yield noise
@@ -23,6 +37,13 @@ def junk() -> Iterator[bytes]:
     yield b"\xff\xff\xff\xff" + b"a" * 100
     yield b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + noise
     yield b"{" * 10_000
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        payload = pickle.dumps(Payload(made), protocol=protocol)
+        yield payload
+        for width in (4, 8):
+            for order in ("big", "little"):
+                yield len(payload).to_bytes(width, order) + payload
+        yield b"POST /v1/down HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(payload) + payload
 
 
 def http_status(
@@ -53,7 +74,7 @@ def test_strangers_at_every_door_harm_nothing(workbench: Workbench) -> None:
         return socket.create_connection((host, int(port)), timeout=10)
 
     with ExitStack() as held:
-        for data in junk():
+        for data in junk(workbench.folder / "made"):
             for connection in (*map(unix, sockets.values()), tcp()):
                 held.enter_context(connection)
                 connection.sendall(data)
@@ -77,6 +98,7 @@ def test_strangers_at_every_door_harm_nothing(workbench: Workbench) -> None:
         reached = workbench.status(name)["step"]
         after = workbench.wait_for_step(name, reached + 5)
     assert after["state"] == "RUNNING"
+    assert not (workbench.folder / "made").exists(), "nobody has unpickled anything"
     for what in ("controller_pid", "agent_pid", "lighthouse"):
         assert after[what] == before[what]
     assert [pid_of(after, replica) for replica in range(2)] == [pid_of(before, r) for r in range(2)]

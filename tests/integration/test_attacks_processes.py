@@ -16,9 +16,8 @@ from tests.support.runs import FREE_RANK, Workbench, pid_of
 from tests.support.waiting import eventually
 
 
-@pytest.mark.parametrize(
-    "stopped", [pytest.param(("controller",), marks=pytest.mark.slow), ("controller", "lighthouse", "agent")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("stopped", [("controller",), ("controller", "lighthouse", "agent")])
 def test_down_ends_a_run_whose_own_processes_are_stopped(
     workbench: Workbench, stopped: tuple[str, ...]
 ) -> None:

@@ -6,7 +6,6 @@ import json
 import shutil
 import signal
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,7 @@ RANKS = "tests.support.checkpoint_ranks"
 LIMIT_S = 60
 
 
-@pytest.fixture(scope="module")
-def zygote(module_path: Path) -> Iterator[Zygote]:
-    zygote = Zygote(module_path)
-    yield zygote
-    zygote.close()
-
-
+@pytest.mark.slow
 def test_killed_before_any_operation_of_a_save_a_whole_checkpoint_is_loaded(
     zygote: Zygote, tmp_path: Path
 ) -> None:
@@ -109,6 +102,7 @@ def run_group(zygote: Zygote, tmp_path: Path, phase: str, world_size: int = 2) -
     return [json.loads(report.read_text()) for report in reports]
 
 
+@pytest.mark.slow
 def test_the_ranks_of_a_group_save_their_shards_together_and_load_them_in_groups_of_any_size(
     zygote: Zygote, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.processes import send
 from tests.support.runs import ROOT, Workbench, pid_of
 from tests.support.waiting import eventually
 
@@ -53,6 +54,7 @@ def kill_in_a_save(workbench: Workbench, name: str, folder: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_save_that_fails_is_an_event_and_all_groups_killed_at_once_go_on_from_the_last_good_one(
     workbench: Workbench,
 ) -> None:
@@ -85,15 +87,14 @@ def test_a_save_that_fails_is_an_event_and_all_groups_killed_at_once_go_on_from_
     workbench.wait_for_step(name, failed["step"] + 3)
     assert [pid_of(workbench.status(name), replica) for replica in (0, 1)] == pids, "nobody died of it"
 
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
+    send(pids, signal.SIGKILL)
     restored = wait_for_event(workbench, name, "checkpoint_restored", after=failed["id"])
     assert restored["step"] == good
     wait_for_event(workbench, name, "checkpoint_saved", after=restored["id"])
     gate.touch()
     after = workbench.wait_for_end(name, within_s=START_S)
     assert after["state"] == "SUCCEEDED", after["reason"]
-    digests = re.findall(r"step (\d+) digest (\w+)", workbench.cli("logs", name).stdout)
+    digests = re.findall(r"step (\d+) digest (\w+)", workbench.logs(name))
     assert len(digests) == 2
     assert len(set(digests)) == 1
     wait_for_event(workbench, name, "run_ended")

@@ -42,13 +42,6 @@ def lines(path: Path, event: str) -> list[dict[str, Any]]:
     return [line for line in found if line["event"] == event]
 
 
-@pytest.fixture(scope="module")
-def zygote(module_path: Path) -> Iterator[Zygote]:
-    zygote = Zygote(module_path)
-    yield zygote
-    zygote.close()
-
-
 class Disturbed:
     """The run of which most tests here ask something."""
 
@@ -234,6 +227,48 @@ def test_a_round_that_is_done_again_and_one_that_follows_a_checkpoint_are_as_if_
     (end,) = alone(zygote, tmp_path / "second", {"steps": 15}, SKY_MONARCH_CHECKPOINT=checkpoint)
     assert [line["step"] for line in lines(tmp_path / "second", "update")] == list(range(10, 15))
     assert end["digest"] == calm["digest"], "parameters, both optimizers, schedule and data went on"
+
+
+def test_steps_that_are_no_whole_number_of_rounds_end_with_a_shorter_one(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    lighthouse = ToldLighthouse(tmp_path, 2)
+    logs = [tmp_path / f"group{replica}" for replica in range(2)]
+    steps = 2 * LOCAL + 2
+    checkpoint = json.dumps({"to": str(tmp_path / "checkpoints"), "every_steps": steps, "keep": 1})
+    try:
+        groups = [
+            zygote.fork(
+                f"{RANKS}:rank",
+                str(log),
+                {"steps": steps},
+                REPLICA_GROUP_ID=replica,
+                NUM_REPLICA_GROUPS=2,
+                TORCHFT_LIGHTHOUSE=lighthouse.url(replica, 1),
+                SKY_MONARCH_GENERATION=1,
+                SKY_MONARCH_SYNC=SYNC,
+                SKY_MONARCH_CHECKPOINT=checkpoint,
+            )
+            for replica, log in enumerate(logs)
+        ]
+        assert [group.wait(LIMIT_S) for group in groups] == [0, 0], zygote.log()
+    finally:
+        zygote.end_children()
+        lighthouse.close()
+    ends = [lines(log, "finished")[0] for log in logs]
+    assert [end["step"] for end in ends] == [steps, steps]
+    assert ends[0]["digest"] == ends[1]["digest"]
+    for log in logs:
+        assert [line["step"] for line in lines(log, "update")] == list(range(steps)), "each step once"
+        outer = lines(log, "outer")
+        assert [line["step"] for line in outer] == [LOCAL, 2 * LOCAL, steps]
+        used = [{sample for sample, way in enumerate(line["marks"]) if way > 1e-5} for line in outer]
+        assert [len(samples) for samples in used] == [2 * BATCH * n for n in (LOCAL, LOCAL, 2)]
+    (saved,) = (tmp_path / "checkpoints").iterdir()
+    assert saved.name[:17] == f"step-{steps:012}"
+    # Whoever goes on from it, with the same target, has nothing left to do; with every_step it may go on.
+    (end,) = alone(zygote, tmp_path / "again", {"steps": steps}, SKY_MONARCH_CHECKPOINT=checkpoint)
+    assert (end["step"], end["digest"]) == (steps, ends[0]["digest"])
 
 
 def test_the_ranks_of_a_group_average_in_every_step_and_the_groups_at_the_end(

@@ -73,11 +73,17 @@ def test_a_device_that_hangs_costs_the_limit_and_no_more():
 def test_devices_that_should_be_there_are_asked_for_in_the_jobs_spelling():
     done = doctor("--json", "--expect", "mi300x:8")
     _, by_check = findings(done.stdout)
-    if ("gpu.count", "info") not in by_check:
+    if "no accelerators" not in by_check["gpu.count", "error"]:
         pytest.skip("this host has accelerators")
     assert done.returncode == 1
-    assert by_check["gpu.count", "error"] == "0 device(s) in KFD where 8 should be"
-    assert doctor("--expect", "MI999X:8").returncode == 2
+    assert by_check["gpu.count", "error"] == "no accelerators; expected: 8 x MI300X"
+    assert [check for check, _ in by_check].count("gpu.count") == 1
+    unknown = doctor("--expect", "foo")
+    assert unknown.returncode == 2
+    assert "MI210" in unknown.stderr
+    assert "MI355X" in unknown.stderr
+    assert "hint: name one of them and how many: --expect MI300X:8" in unknown.stderr
+    assert "did you mean --expect MI300X:8?" in doctor("--expect", "MI30X:8").stderr
 
 
 @pytest.mark.parametrize("ue", [0, 3])

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
+
+import pytest
 
 from tests.support.runs import FREE_RANK, Workbench, pid_of
 from tests.support.waiting import eventually
@@ -49,7 +52,6 @@ def test_values_arrive_unchanged_on_every_replica_and_after_a_restart(workbench:
             "A": "010", "B": "yes", "C": "1.10", "D": "12:30:45", "E": "2026-01-02", "F": "0x10",
             "AWKWARD": AWKWARD,
         }, file.name  # fmt: skip
-    workbench.cli("down", name)
 
 
 def test_a_rank_gets_the_elastic_environment(workbench: Workbench) -> None:
@@ -59,7 +61,7 @@ def test_a_rank_gets_the_elastic_environment(workbench: Workbench) -> None:
         "TORCHELASTIC_USE_AGENT_STORE",
     ]  # fmt: skip
     job = workbench.job("elastic", run=dump(workbench, *keys), replicas=2, ranks_per_replica=2)
-    name = workbench.up(job)
+    workbench.up(job)
     eventually(lambda: len(list(workbench.folder.glob("env-*.json"))) == 4, within_s=30)
     values = json.loads((workbench.folder / "env-1-1-1.json").read_text())
     assert values == {
@@ -67,7 +69,6 @@ def test_a_rank_gets_the_elastic_environment(workbench: Workbench) -> None:
         "MASTER_ADDR": "127.0.0.1", "REPLICA_GROUP_ID": "1", "NUM_REPLICA_GROUPS": "2",
         "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_USE_AGENT_STORE": "True",
     }  # fmt: skip
-    workbench.cli("down", name)
 
 
 def test_the_lighthouse_secret_is_not_in_the_logs(workbench: Workbench) -> None:
@@ -78,3 +79,26 @@ def test_the_lighthouse_secret_is_not_in_the_logs(workbench: Workbench) -> None:
     for path in folder.rglob("*"):
         if path.is_file() and path.name != "private.json":
             assert token.encode() not in path.read_bytes(), path
+
+
+@pytest.mark.slow
+def test_a_run_needs_no_host_name_that_resolves(workbench: Workbench) -> None:
+    """From `up` to the last step, on a host whose name nobody knows: addresses are enough (pytorch#150532)."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root for a host name of its own")
+    rename = "import os, socket, sys; socket.sethostname('nobody-knows-this-name'); os.execv(sys.argv[1], sys.argv[1:])"
+    job = workbench.job("nameless", run=f"{FREE_RANK} --steps 20", replicas=2)
+    workbench.names.append("nameless")
+    done = subprocess.run(
+        [
+            *("unshare", "--uts", sys.executable, "-c", rename),
+            *(sys.executable, "-m", "sky_monarch", "up", str(job)),
+        ],
+        env=workbench.env,
+        cwd=workbench.folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert workbench.status("nameless")["state"] == "SUCCEEDED"

@@ -6,11 +6,19 @@ import json
 import re
 import signal
 import sys
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
 from tests.support.runs import FREE_RANK, Workbench, generation_of
 from tests.support.waiting import PATIENCE
+
+
+def some_slow(cases: Iterable[str], *slow: str) -> list[Any]:
+    """Each starts a run: for most changes a part of them does."""
+    return [pytest.param(case, marks=[pytest.mark.slow] * (case in slow)) for case in cases]
+
 
 ONE = "os.environ['REPLICA_GROUP_ID'] == '1'"
 
@@ -25,12 +33,16 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("case", ENDS)
+@pytest.mark.parametrize("case", some_slow(ENDS, "all exit 7", "in a pipe", "the last of a script"))
 def test_a_failure_is_shown_per_rank_and_fails_the_run_and_the_command(
     workbench: Workbench, case: str
 ) -> None:
     run, failing, end = ENDS[case]
-    job = workbench.job("ends", run=run, replicas=2, min_replicas=2, recovery={"max_restarts": 0})
+    # With a `setup`, which might bring what is missing: else `up` would refuse it.
+    setup = "true" if end is None else ""
+    job = workbench.job(
+        "ends", run=run, setup=setup, replicas=2, min_replicas=2, recovery={"max_restarts": 0}
+    )
     done = workbench.cli("up", str(job))
     assert done.returncode == 4, (done.returncode, done.stdout, done.stderr)
     status = workbench.status("ends")
@@ -60,7 +72,7 @@ SETUPS = {
 }
 
 
-@pytest.mark.parametrize("case", SETUPS)
+@pytest.mark.parametrize("case", some_slow(SETUPS, "in a pipe"))
 def test_a_failed_setup_is_named_once_and_nothing_is_started(workbench: Workbench, case: str) -> None:
     setup, code, words = SETUPS[case]
     job = workbench.job("setup", run="touch started", setup=f"sleep 300 & {setup}")
@@ -93,7 +105,7 @@ def test_a_setup_without_an_end_is_ended_at_its_limit(workbench: Workbench) -> N
     assert not workbench.processes("slow")
 
 
-@pytest.mark.parametrize("deed", ["1:0:exit=0", "1/1:3:quit=0"])
+@pytest.mark.parametrize("deed", some_slow(["1:0:exit=0", "1/1:3:quit=0"], "1/1:3:quit=0"))
 def test_exit_0_before_the_end_is_a_failure_of_that_replica(workbench: Workbench, deed: str) -> None:
     ranks = 2 if "/" in deed else 1
     job = workbench.job("early", run=f"{FREE_RANK} --steps 60 --do {deed}", ranks_per_replica=ranks)

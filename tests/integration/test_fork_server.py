@@ -80,7 +80,7 @@ def test_a_forked_standby_is_a_child_of_the_agent_and_becomes_the_rank(workbench
     third = standby_of(workbench, name, 1)
     assert "--serve" in Path(f"/proc/{third}/cmdline").read_text(), "it is of the same making"
     assert fork_server(workbench, name) == server
-    assert workbench.cli("down", name, "--grace", "1").returncode == 0
+    workbench.down(name)
     assert not Path(f"/proc/{server}").exists()
 
 
@@ -101,6 +101,26 @@ def test_imports_that_bear_no_fork_are_told_and_done_by_each_standby(workbench: 
     assert (spawned["warm"], spawned["pid"]) == (True, standby)
     standby_of(workbench, name, 1)
     assert len([text for text in notices if "none is forked" in text]) == 1, "it is said once"
+
+
+@pytest.mark.parametrize("made", ["fork", "exec"])
+def test_a_module_that_cannot_be_imported_is_told_once_and_nobody_is_called_warm(
+    workbench: Workbench, made: str
+) -> None:
+    work = workbench.folder / "work"
+    work.mkdir()
+    (work / "broken.py").write_text("raise RuntimeError('no device')\n")
+    run, recovery = f"{FREE_RANK} --steps 4000", {"standby_start": made}
+    name = start(workbench, "broken", "broken", workdir=str(work), run=run, recovery=recovery)
+    standby = standby_of(workbench, name, 1)
+    spawned = kill_and_see_it_back(workbench, name, 1)
+    assert (spawned["warm"], spawned["pid"]) == (False, standby), (
+        "it took over, and has saved nobody an import"
+    )
+    standby_of(workbench, name, 1)
+    (told,) = [e["message"] for e in seen(workbench, name, "notice") if e["message"].startswith("preload: ")]
+    assert "cannot import broken: RuntimeError: no device" in told
+    assert "correct `preload`" in told
 
 
 def test_without_the_fork_server_standbys_come_all_the_same(workbench: Workbench) -> None:
@@ -221,7 +241,8 @@ def test_whatever_an_import_does_to_its_process_standbys_come_at_once(
         standby = standby_of(workbench, name, 1)
         assert (b"--serve" in Path(f"/proc/{standby}/cmdline").read_bytes()) == is_forked
         spawned = kill_and_see_it_back(workbench, name, 1)
-        assert (spawned["warm"], spawned["pid"]) == (True, standby)
+        # One that cannot have all that it is to import is not called warm; it is there at once all the same.
+        assert (spawned["warm"], spawned["pid"]) == (what != "leaves", standby)
     assert standby_of(workbench, name, 1)
     notices = [event["message"] for event in seen(workbench, name, "notice")]
     assert not [text for text in notices if "the next one in" in text], notices
@@ -235,7 +256,7 @@ def test_a_fork_server_that_hangs_in_a_request_holds_up_no_end(workbench: Workbe
     os.kill(server, signal.SIGSTOP)
     kill_and_see_it_back(workbench, name, 1)  # now a standby is asked for, and nobody answers
     started_s = time.monotonic()
-    assert workbench.cli("down", name, "--grace", "1").returncode == 0
+    workbench.down(name)
     assert time.monotonic() - started_s < 6, "less than what a standby is waited for"
     assert not workbench.processes(name)
 

@@ -14,6 +14,7 @@ import pytest
 from sky_monarch.launch.away import begin
 from sky_monarch.launch.folder import Phase, RunFolder
 from sky_monarch.launch.process import Process, carrying
+from tests.support.processes import send
 from tests.support.runs import FREE_RANK, Workbench, ended_at_exit, pid_of
 from tests.support.waiting import eventually
 
@@ -33,8 +34,7 @@ def kill_launcher(folder: RunFolder) -> None:
     keeper = folder.agent()
     assert keeper is not None
     children = Path(f"/proc/{keeper.pid}/task/{keeper.pid}/children").read_text().split()
-    for pid in (keeper.pid, *map(int, children)):
-        os.kill(pid, signal.SIGKILL)
+    send((keeper.pid, *map(int, children)), signal.SIGKILL)
     eventually(lambda: folder.agent() is None, within_s=5)
 
 

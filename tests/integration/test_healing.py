@@ -59,13 +59,6 @@ class HealingJob(Job):
         assert {step: len(bits) for step, bits in found.items() if len(bits) != 1} == {}
 
 
-@pytest.fixture(scope="module")
-def zygote(module_path: Path) -> Iterator[Zygote]:
-    zygote = Zygote(module_path)
-    yield zygote
-    zygote.close()
-
-
 @pytest.fixture
 def job(zygote: Zygote, tmp_path: Path) -> Iterator[Callable[..., HealingJob]]:
     yield lambda replicas, **options: HealingJob(zygote, tmp_path, replicas, **options)

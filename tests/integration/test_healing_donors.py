@@ -6,6 +6,7 @@ import json
 import math
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -19,7 +20,10 @@ from typing import Any
 import pytest
 
 from sky_monarch import errors
+from sky_monarch.actors.rdma import memory_of
+from tests.support import far_device
 from tests.support.hostile_owner import HostileOwner
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.torch
 
@@ -31,7 +35,7 @@ MIB = 1 << 20
 class Place:
     """One group: parameters, a running mean, and what else a session has."""
 
-    def __init__(self, replica: int, fill: float) -> None:
+    def __init__(self, replica: int, fill: float, *, device: str = "cpu") -> None:
         import torch
 
         from sky_monarch.training.healing import Replicated, Source, StripedTransport
@@ -41,7 +45,13 @@ class Place:
         self.extra: Any = {"at": replica}
         self.words: list[str] = []
         self.step, self.has_failed = 4, False
-        self.transport = StripedTransport(replica=replica, token=SECRET, address="127.0.0.1", neighbours=self)
+        self.transport = StripedTransport(
+            replica=replica,
+            token=SECRET,
+            address="127.0.0.1",
+            neighbours=self,
+            device=torch.device(device),
+        )
         parts: dict[str, Callable[[], Any]] = {
             "model": lambda: OrderedDict(weight=self.weight, mean=self.mean),
             "extra": lambda: self.extra,
@@ -136,6 +146,92 @@ def test_a_joiner_needs_no_second_copy_of_its_state(place: Callable[..., Place])
     joiner.heal_from(source.transport.metadata())
     assert peak_mib() - before < 64
     assert joiner.weight.eq(2.0).all()
+
+
+@pytest.mark.slow
+def test_a_new_process_has_its_state_and_little_else() -> None:
+    """Of memory that was never touched, as in a new process: what it grows by is the state itself."""
+    code = textwrap.dedent("""
+        from pathlib import Path
+        import torch
+        from tests.integration.test_healing_donors import MIB, Place, peak_mib
+        source, joiner = Place(0, 2.0), Place(1, 0.0)
+        source.weight, joiner.weight = torch.full((200 * MIB // 4,), 2.0), torch.empty(200 * MIB // 4)
+        source.offer()
+        Path("/proc/self/clear_refs").write_text("5")
+        before = peak_mib()
+        joiner.heal_from(source.transport.metadata())
+        assert joiner.weight.eq(2.0).all()
+        print(peak_mib() - before)
+        for one in (source, joiner):
+            one.transport.shutdown()
+    """)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert 200 <= float(done.stdout) < 200 + 64
+
+
+def test_what_only_torch_can_get_at_heals_in_pieces(
+    place: Callable[..., Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on an accelerator that no runtime of ours knows: addresses of the state are followed by nobody but torch."""
+    import torch
+
+    from sky_monarch.actors import rdma
+    from sky_monarch.training.healing import offer
+
+    monkeypatch.setattr(offer, "memory_of_tensors", rdma.carried)
+    source, joiner = place(0, 2.0), place(1, 0.0)
+    # Not in the order of its dimensions, and of several pieces.
+    source.weight = torch.arange(200 * MIB // 4, dtype=torch.float32).view(-1, 1024).t()
+    joiner.weight = torch.zeros(200 * MIB // 4).view(-1, 1024).t()
+    source.extra = {"moments": [torch.arange(7, dtype=torch.bfloat16), torch.tensor(True), torch.empty(0)]}
+    source.offer()
+    Path("/proc/self/clear_refs").write_text("5")
+    before = peak_mib()
+    state = joiner.heal_from(source.transport.metadata())
+    assert peak_mib() - before < 64
+    assert joiner.weight.equal(source.weight)
+    assert [one.tolist() for one in state["user"]["extra"]["moments"]] == [list(range(7)), True, []]
+    assert joiner.transport._donors is not None
+    handle = json.loads(joiner.transport._donors.found[0].handle)
+    assert handle["device"], "no way of the host leads there"
+
+
+def test_whoever_is_at_the_step_is_found_in_each_step_of_a_heal(place: Callable[..., Place]) -> None:
+    from sky_monarch.training.healing.donors import Donors
+
+    source, other, ahead, strange, joiner = (place(replica, 2.0) for replica in (0, 2, 3, 4, 1))
+    # Asked in this order: whoever is found last has been asked last.
+    joiner.words = [word for one in (strange, ahead, other) if (word := one.transport.meet(9))]
+    for one in (source, other, ahead, strange):
+        one.step = 5
+        one.transport.disallow_checkpoint()
+    source.offer()
+    strange.weight = strange.weight[:-1].clone()
+    for one in (other, strange):
+        one.transport.give(5)
+    ahead.transport.give(6)
+
+    joiner.transport.meet(9)
+    manifest = joiner.transport._read_manifest(
+        source.transport.metadata().removeprefix("sky-rdma:"), 5, lambda: 10.0
+    )
+    donors = Donors(joiner.transport._domain, manifest, 1, joiner.transport._serial_of(5))
+    donors.met(joiner)
+    assert [donor.replica for donor in donors.found] == [0], "the others met at another step"
+    with donors:
+        eventually(lambda: len(donors.found) == 2, within_s=10)
+        other.transport.disallow_checkpoint()
+        ahead.transport.disallow_checkpoint()
+        donors.join()
+    assert [donor.replica for donor in donors.found] == [0, 2]
+    into = joiner.weight.clone().zero_()
+    moved = joiner.transport._domain.read_into(
+        [donor.handle for donor in donors.found], memory_of(into), timeout_s=10
+    )
+    assert moved.owners[1]["lost"], "it has gone on, and its memory with it"
+    assert into.eq(2.0).all()
 
 
 def test_what_is_withdrawn_before_a_commit_is_not_read_any_more(place: Callable[..., Place]) -> None:
@@ -314,3 +410,50 @@ def test_healing_needs_no_name_that_resolves(tmp_path: Path) -> None:
         ["unshare", "--uts", sys.executable, "-c", code], capture_output=True, text=True, timeout=100
     )
     assert done.stdout == "healed\n", done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_state_on_a_device_heals_onto_another_in_pieces(tmp_path: Path) -> None:
+    """SIMULATED: a device whose addresses fault, as torch knows any. Parameters and moments are on it, more is not."""
+    if shutil.which("g++") is None:
+        pytest.skip("needs a compiler for torch's own headers")
+    code = textwrap.dedent("""
+        import sys
+        from collections import OrderedDict
+        from pathlib import Path
+        import torch
+        from tests.support import far_device
+        from tests.integration.test_healing_donors import MIB, Place, peak_mib
+        far_device.load(Path(sys.argv[1]))
+        floats = 96 * MIB // 4
+
+        def state_of(one, value):
+            one.weight = torch.full((floats,), value).to("far")
+            one.mean = torch.full((5,), value).to("far")
+            one.extra = {"moment": torch.full((floats,), value).to("far"), "step": torch.tensor(value)}
+
+        source, joiner = Place(0, 2.0, device="far"), Place(1, 0.0, device="far")
+        state_of(source, 2.0)
+        joiner.weight = torch.zeros(floats).to("far")
+        joiner.mean = torch.zeros(5).to("far")
+        source.offer()
+        Path("/proc/self/clear_refs").write_text("5")
+        before = peak_mib()
+        state = joiner.heal_from(source.transport.metadata())
+        extra = peak_mib() - before
+        places = [joiner.weight, state["user"]["extra"]["moment"], state["user"]["extra"]["step"]]
+        assert [one.device.type for one in places] == ["far", "far", "cpu"], places
+        assert all(bool(one.cpu().eq(2.0).all()) for one in [*places, state["user"]["model"]["mean"]])
+        # The device's own memory is the host's here, and both processes are one: so much is the state itself.
+        assert far_device.settled, "the device was waited for before the host read"
+        print(extra - 96)
+        for one in (source, joiner):
+            one.transport.shutdown()
+    """)
+    library = far_device.build(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(library)], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 64

@@ -33,13 +33,6 @@ SLOW = {
 """A heal of some three seconds, in which nobody would commit anything if he waited for it."""
 
 
-@pytest.fixture(scope="module")
-def zygote(module_path: Path) -> Iterator[Zygote]:
-    zygote = Zygote(module_path)
-    yield zygote
-    zygote.close()
-
-
 @pytest.fixture
 def job(zygote: Zygote, tmp_path: Path) -> Iterator[Callable[..., HealingJob]]:
     yield lambda replicas, **options: HealingJob(zygote, tmp_path, replicas, **options)
@@ -107,6 +100,18 @@ def test_nobody_waits_for_a_group_that_heals_and_all_end_bit_equal(job: Callable
     assert max(gaps_s.values()) < took_s / 3
     # It has done what the others did: at the end there was nothing left to be read again.
     assert stripes["kept"] > 0.9 * stripes["bytes"] > 10 * MIB
+    assert_equal(run, [(0, 1), (1, 1), (2, 1), (0, 2)])
+
+
+def test_every_member_gives_in_each_step_of_a_heal(job: Callable[..., HealingJob]) -> None:
+    run = job(3)
+    # Two pieces at a time, one for each.
+    healed(run, batch_bytes=2 * MIB)
+    follows = run.events(0, "follows", 2)
+    assert len(follows) > 2, "its state came over several steps"
+    for donor in ("1", "2"):
+        gave = [line["gave"].get(donor, 0) for line in follows]
+        assert gave[-1] - gave[0] > MIB, f"also after the step in which they met: {gave}"
     assert_equal(run, [(0, 1), (1, 1), (2, 1), (0, 2)])
 
 

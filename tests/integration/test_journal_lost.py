@@ -47,7 +47,12 @@ def break_a_row(journal: Path) -> None:
         db.commit()
 
 
-DAMAGES: list[Callable[[Path], None]] = [remove, fill_with_noise, cut_short, break_a_row]
+DAMAGES = [
+    remove,
+    pytest.param(fill_with_noise, marks=pytest.mark.slow),
+    pytest.param(cut_short, marks=pytest.mark.slow),
+    break_a_row,
+]
 
 
 def log_of(run: ControllerRun, replica: int, generation: int) -> None:

@@ -36,7 +36,7 @@ CHOICES = [{**CHOICE, "hosts": CHOICE["hosts"][1:]}]
 TOLD = {"run_id": RUN_ID, "version": "0.1.0", "head": {"created_ms": 1000}}
 SECRET = {"token": TOKEN, "envs": {}, "secrets": {"KEY": "canary"}, "authority": {}, "identities": {}}
 AWAY = Away(cluster=HEAD, told=TOLD, secret=SECRET)
-LIMITS = {"head_s": 3.0, "unreached_s": 0.5, "end_s": 5.0}
+LIMITS = {"head_s": 3.0, "unreached_s": 0.5, "end_s": 5.0, "head_again_s": 0.05, "head_within_s": 20.0}
 
 
 class Site(Bench):
@@ -50,6 +50,7 @@ class Site(Bench):
         run["sockets"] = {"api": str(folder / "api.sock")}
         (folder / "run.json").write_text(json.dumps(run))
         self.choices = CHOICES
+        self.checkpoint: str | None = None
         self.provider = FakeProvider()
         self.provider.doors[HEAD] = Door(socket=str(self.controller.api))
 
@@ -65,7 +66,7 @@ class Site(Bench):
     def launcher(
         self, provider: Provider | None = None, requests: Requests | None = None
     ) -> Iterator[Launcher]:
-        settings = self.settings(self.choices, limits=LIMITS, head=AWAY)
+        settings = self.settings(self.choices, limits=LIMITS, head=AWAY, checkpoint=self.checkpoint)
         object.__setattr__(settings, "api", self.folder / "api.sock")
         found = requests or self.requests_file
         running = Launcher(settings, AWAY, provider or self.provider, found, threading.Event())
@@ -345,3 +346,82 @@ def test_a_record_of_a_head_that_was_lost_is_its_end(site: Site) -> None:
         final = site.final()
 
     assert "is gone (gone before)" in final["reason"]
+
+
+def lose_the_head(site: Site) -> None:
+    """A run that trains, of a job that saves somewhere, loses its head."""
+    site.controller.events = [{"id": 7, "wall_ms": 5, "event": "first_commit"}]
+    site.controller.status = {
+        "state": "RUNNING",
+        "step": 41,
+        "replicas": 2,
+        "hosts": [{"host": host, "phase": "UP", "attempt": 1, "groups": [0]} for host in HOSTS],
+        "groups": [{"replica": 0, "generation": 3}, {"replica": 1, "generation": 1}],
+    }
+    site.controller.want_all(HOSTS)
+    for host in HOSTS:
+        site.controller.reported(host, "launched")
+    eventually(lambda: site.controller.bills, what="its launcher knows how it stands")
+    site.controller.forget_hosts()  # the next one wants others
+    del site.provider.clusters[HEAD]
+
+
+def test_a_head_that_is_gone_is_followed_by_another_one_once_nothing_of_it_is_left(site: Site) -> None:
+    site.checkpoint = "s3://there/far"
+    came: list[set[str]] = []
+
+    def comes(order, _turn, nth):
+        if order.host == HEAD and order.attempt == 2:
+            came.append(set(site.provider.clusters))
+            if nth == 1:
+                return ProvisionError("no CPU left", kind=Kind.CAPACITY)  # it is waited for
+        return Launched(place="ctx", infra="k8s/ctx", usd_per_hour=2.0)
+
+    site.provider.script = comes
+    with site.launcher():
+        lose_the_head(site)
+        eventually(lambda: len(came) == 2 and site.run.door.exists(), what="the next head is up")
+        site.controller.want("demo-h0", attempt=2)
+        site.controller.reported("demo-h0", "launched", attempt=2)
+
+    assert came[0] == {f"{HEAD}-a2"}, "no host of the lost one stood beside it"
+    assert site.run.final is None
+    assert set(site.provider.clusters) == {f"{HEAD}-a2", "demo-h0-a2"}
+    told = json.loads((site.folder / "succession.json").read_text())["told"]
+    assert (told["step"], told["generations"], told["hosts"]) == (
+        41,
+        {"0": 3, "1": 1},
+        dict.fromkeys(HOSTS, 1),
+    )
+    assert told["after"] > 7, "ids of events go on"
+    assert [event.id for event in _archive.events(site.run)] == [7], "what the lost one told is kept here"
+
+
+def test_no_head_follows_where_something_of_the_lost_one_may_still_run(site: Site) -> None:
+    site.checkpoint = "s3://there/far"
+    with site.launcher():
+        site.provider.undown = [ProvisionError("who are you?", kind=Kind.CREDENTIALS) for _ in range(6)]
+        lose_the_head(site)
+        final = site.final()
+
+    assert final["state"] == "FAILED"
+    assert "could not be had again beside what is left: demo-h0, demo-h1" in final["reason"]
+    assert "demo-h0 may still bill: who are you?" in final["reason"]
+    assert f"{HEAD}-a2" not in {f"{host}-a{attempt}" for host, attempt, *_ in site.provider.launches}
+
+
+def test_a_provider_that_does_not_say_what_there_is_is_asked_again_before_a_head_is_given_up(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unsaid = [ProvisionError("it took longer than 120 s")]
+    truth = site.provider.found
+
+    def found(host: str) -> dict[str, int]:
+        if unsaid:
+            raise unsaid.pop()
+        return truth(host)
+
+    monkeypatch.setattr(site.provider, "found", found)
+    with site.launcher():
+        eventually(lambda: Door.of(site.run), what="the head is up")
+    assert site.run.final is None

@@ -78,7 +78,7 @@ def test_ctrl_c_while_the_command_itself_still_starts_leaves_nothing(
         eventually(lambda: not workbench.processes("early"), within_s=10)
 
 
-@pytest.mark.parametrize("victim", ["controller_pid", "lighthouse"])
+@pytest.mark.parametrize("victim", ["controller_pid", pytest.param("lighthouse", marks=pytest.mark.slow)])
 def test_the_head_agent_brings_its_services_back(workbench: Workbench, victim: str) -> None:
     name = workbench.up(workbench.job("services", run=f"{FREE_RANK} --steps 150"))
     before = workbench.wait_for_step(name, 20)

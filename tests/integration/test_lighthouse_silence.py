@@ -118,7 +118,7 @@ def test_a_supervisor_that_does_not_read_is_disconnected_and_holds_nobody_up(ben
     deaf.close()
 
 
-@pytest.mark.parametrize("stopped_s", [1.0, 10.0])
+@pytest.mark.parametrize("stopped_s", [1.0, pytest.param(10.0, marks=pytest.mark.slow)])
 def test_a_lighthouse_that_was_stopped_drops_nobody(bench: Bench, stopped_s: float) -> None:
     pids = started(bench)
     bench.lighthouse.send_signal(signal.SIGSTOP)
@@ -130,6 +130,7 @@ def test_a_lighthouse_that_was_stopped_drops_nobody(bench: Bench, stopped_s: flo
     assert counters["pauses"] >= 1
 
 
+@pytest.mark.slow
 def test_a_lighthouse_that_is_starved_drops_nobody(bench: Bench) -> None:
     pids = started(bench)
     cpu = min(os.sched_getaffinity(0))

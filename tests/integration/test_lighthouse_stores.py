@@ -174,6 +174,7 @@ def test_a_superseded_store_stays_for_one_quorum_more(bench: Bench) -> None:
     eventually(closed, what="the first store is closed")
 
 
+@pytest.mark.slow
 def test_a_helper_that_dies_is_replaced_and_nobody_waits_for_it(bench: Bench) -> None:
     at = with_store(bench, (0, 1), (1, 1))
     (helper,) = helpers(bench)
@@ -264,6 +265,7 @@ def primary_dies_in_the_rendezvous(bench: Bench) -> float:
     return max(gaps)
 
 
+@pytest.mark.slow
 def test_the_death_of_the_primary_in_a_rendezvous_stalls_nobody(tmp_path: Path) -> None:
     made = Bench(tmp_path, "sky-monarch", expect=4, store_argv=HELPER)
     try:

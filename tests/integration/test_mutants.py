@@ -1,4 +1,4 @@
-"""The tests of recovery can fail: with a step left out they turn red. One for each mechanism is here."""
+"""The tests of recovery can fail: with a step left out they turn red. One for each kind of process that dies."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import is_alive
+from tests.support.processes import is_alive, send
 from tests.support.runs import FREE_RANK, Workbench, pid_of
 from tests.support.waiting import eventually
 
@@ -101,7 +101,7 @@ def test_an_agent_that_is_killed_again_and_again_is_given_up(workbench: Workbenc
     while keeper.alive:
         eventually(lambda: agents() or not keeper.alive, within_s=15)
         for pid in agents():
-            os.kill(pid, signal.SIGKILL)
+            send([pid], signal.SIGKILL)
             deaths += 1
             eventually(lambda pid=pid: not is_alive(pid))
         time.sleep(0.01)

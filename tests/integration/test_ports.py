@@ -72,8 +72,11 @@ def test_two_runs_at_once_share_no_port_and_both_finish(workbench: Workbench) ->
     script.write_text(CONNECT)
     run = f"{sys.executable} {script}; {FREE_RANK} --steps 20"
     jobs = [workbench.job(name, run=run, replicas=2, ranks_per_replica=2) for name in ("a", "b")]
+    names = [job.stem for job in jobs]
+    workbench.names += names
     with ThreadPoolExecutor(2) as pool:
-        names = list(pool.map(workbench.up, jobs))
+        for done in pool.map(lambda job: workbench.cli("up", str(job), "-d"), jobs):
+            assert done.returncode == 0, done.stderr
     for name in names:
         after = workbench.wait_for_end(name)
         assert after["state"] == "SUCCEEDED", after["reason"]
@@ -120,7 +123,7 @@ if os.environ["SKY_MONARCH_GENERATION"] == "1":
     after = workbench.wait_for_end(name)
     assert after["state"] == "SUCCEEDED", after["reason"]
     assert [group["generation"] for group in after["groups"]] == [2]
-    assert workbench.cli("logs", name).stdout.count("bound") == 2
+    assert workbench.logs(name).count("bound") == 2
     eventually(lambda: not workbench.processes(name), within_s=10)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", port))
@@ -134,7 +137,6 @@ def test_the_api_listens_on_no_port_and_the_lighthouse_on_loopback_only(workbenc
     assert listening, "the lighthouse listens"
     assert {address.partition(":")[0] for address, _ in listening} == {"0100007F"}, listening
     assert json.loads((workbench.run_folder(name) / "run.json").read_text())["sockets"]["api"]
-    workbench.cli("down", name)
 
 
 def _sockets_of(pid: int) -> set[str]:

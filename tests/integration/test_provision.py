@@ -55,6 +55,11 @@ def test_each_choice_is_tried_once_in_order_and_all_hosts_go_where_the_first_cam
     assert launched["demo-h1"]["place"] == "place 2"
     assert launched["demo-h1"]["usd_per_hour"] == 2.0
     assert provider.violations == []
+    scout = provider.launches[0][0]
+    told = [one for one in bench.controller.reports if (one["host"], one["state"]) == (scout, "launching")]
+    assert [(one["choice"], one["kind"]) for one in told] == [(0, None), (1, "capacity"), (2, "refused")], (
+        "each says how the one before ended, by which that is paid or not"
+    )
 
 
 def test_where_every_choice_fails_the_reasons_of_all_are_told_once_for_the_whole_job(bench: Bench) -> None:

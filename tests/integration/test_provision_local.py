@@ -17,7 +17,7 @@ from sky_monarch.launch.process import Process
 from sky_monarch.provision.local import LocalProvider
 from sky_monarch.provision.provider import HostOrder, Turn
 from tests.support.hosts_controller import RUN_ID
-from tests.support.processes import environ_of, is_alive, with_variable
+from tests.support.processes import environ_of, is_alive, send, with_variable
 from tests.support.provisioning import Bench
 from tests.support.waiting import eventually
 
@@ -62,8 +62,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
         process.kill()
         process.wait(10)
     left = with_variable("SKY_MONARCH_RUN_ID", RUN_ID)
-    for pid in left:
-        os.kill(pid, signal.SIGKILL)
+    send(left, signal.SIGKILL)
     bench.close()
     assert not left, "hosts were left behind"
 

@@ -121,6 +121,20 @@ def test_a_server_that_is_away_is_waited_for_and_never_asked_twice(bench: SkyBen
     assert bench.asked() == 1, "asked once"
 
 
+def test_a_server_that_is_away_when_a_launch_is_to_be_asked_for_is_no_fault_of_the_host(
+    bench: SkyBench,
+) -> None:
+    bench.sky.away.set()
+    with bench.sky_provisioner(limits={"retries": 1}):
+        bench.controller.want("demo-h0")
+        eventually(lambda: bench.sky.unanswered >= 10, what="it is asked for again and again")
+        assert bench.controller.states("demo-h0") == [], "nothing has failed"
+        bench.sky.away.clear()
+        bench.controller.reported("demo-h0", "launched")
+    assert bench.controller.states("demo-h0") == ["launching", "launched"]
+    assert bench.asked() == 1, "asked once"
+
+
 def test_a_server_that_has_forgotten_a_request_is_asked_anew_once_nothing_of_it_is_left(
     bench: SkyBench,
 ) -> None:
@@ -168,6 +182,35 @@ def test_a_cluster_that_is_not_in_two_answers_has_ended(bench: SkyBench) -> None
         bench.controller.want("demo-h1", attempt=2)
         bench.controller.reported("demo-h1", "launched", attempt=2)
     assert bench.sky.up == {"demo-h0": 1, "demo-h1-a2": 1}
+
+
+def test_a_server_that_was_set_up_anew_proves_nothing_gone_and_what_stands_may_bill(bench: SkyBench) -> None:
+    with bench.sky_provisioner():
+        bench.controller.want("demo-h0")
+        bench.controller.reported("demo-h0", "launched")
+        bench.sky.set_up_anew()
+        asked = bench.asked("status")
+        eventually(
+            lambda: bench.asked("status") >= asked + 5 or "ended" in bench.controller.states("demo-h0"),
+            what="it is asked for longer than it takes to believe it",
+        )
+        assert bench.controller.states("demo-h0") == ["launching", "launched"], "the cluster stands"
+
+        bench.controller.want("demo-h0", "down")
+        said = bench.controller.reported("demo-h0", "down_failed")
+        assert "demo-h0 may still bill" in said["reason"]
+        assert "set up anew" in said["reason"]
+        assert "down" not in bench.controller.states("demo-h0")
+
+
+def test_what_a_server_has_ended_itself_is_gone_for_one_that_remembers_it(bench: SkyBench) -> None:
+    with bench.sky_provisioner(limits={"status_s": 600.0}):
+        bench.controller.want("demo-h0")
+        bench.controller.reported("demo-h0", "launched")
+        del bench.sky.up["demo-h0"]  # by its autostop, say
+        bench.controller.want("demo-h0", "down")
+        bench.controller.reported("demo-h0", "down")
+    assert "down_failed" not in bench.controller.states("demo-h0")
 
 
 def test_of_a_silent_host_skypilot_is_asked_at_once_and_believed_where_it_has_looked(bench: SkyBench) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import pickle
@@ -10,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,8 +21,9 @@ from typing import Any
 import pytest
 
 from sky_monarch import errors
-from sky_monarch.actors.rdma import memory_of
+from sky_monarch.actors.rdma import Memory, memory_of
 from sky_monarch.rdma import Domain, RDMABuffer
+from tests.support.hip_double import with_double
 from tests.support.hostile_owner import HostileOwner
 from tests.support.rdma_owner import SECRET, Owner, pattern
 
@@ -293,6 +296,160 @@ def test_what_cannot_be_registered_is_refused_with_a_cause(domain: Domain) -> No
         Domain(SECRET, address="localhost")
     with pytest.raises(errors.ConfigError, match="secret is empty"):
         Domain("")
+
+
+class Torch:
+    """What copies memory that nobody else can get at."""
+
+    def __init__(self, data: bytearray, fails: bool = False, takes_s: float = 0) -> None:
+        self.data, self.fails, self.takes_s = data, fails, takes_s
+        self.rooms = 0
+
+    def room(self, nbytes: int) -> tuple[int, object]:
+        self.rooms += 1
+        room = (ctypes.c_char * nbytes)()
+        return ctypes.addressof(room), room
+
+    def fetch(self, offset: int, address: int, nbytes: int) -> None:
+        if self.fails:
+            raise RuntimeError("an illegal address")
+        time.sleep(self.takes_s)
+        ctypes.memmove(address, bytes(self.data[offset : offset + nbytes]), nbytes)
+
+    def store(self, offset: int, address: int, nbytes: int) -> None:
+        self.data[offset : offset + nbytes] = ctypes.string_at(address, nbytes)
+
+
+def test_memory_that_only_a_framework_can_get_at_is_staged_at_both_ends(domain: Domain) -> None:
+    nbytes = 19 * MIB + 5
+    with Domain(SECRET) as other:
+        theirs = bytearray(pattern(nbytes))
+        handle = other.register(Memory([(1, nbytes)], theirs, Torch(theirs)), writable=True)
+        mine = bytearray(nbytes)
+        into = Memory([(1, nbytes)], mine, Torch(mine))
+        moved = domain.read_into([handle], into, timeout_s=30)
+        assert (mine == theirs, moved.owners[0]["path"]) == (True, "tcp")
+        mine[:] = pattern(nbytes, 3)
+        domain.write_from(handle, into, timeout_s=30)
+        assert theirs == pattern(nbytes, 3)
+        part = bytearray(100)
+        domain.read_into([handle], memory_of(part, writable=True), timeout_s=30, offset=9 * MIB)
+        assert part == theirs[9 * MIB : 9 * MIB + 100]
+        with pytest.raises(errors.SystemCallError):
+            domain.read_into([handle], memory_of(part, writable=True), timeout_s=30, path="cma")
+
+        fails = other.register(Memory([(1, nbytes)], theirs, Torch(theirs, fails=True)))
+        with pytest.raises(errors.SkyMonarchError):
+            domain.read_into([fails], memory_of(part, writable=True), timeout_s=30)
+        again = domain.read_into([handle], memory_of(part, writable=True), timeout_s=30)
+        assert again.bytes == 100, "it lives"
+
+
+def test_an_owner_whose_device_takes_its_time_is_waited_for(domain: Domain) -> None:
+    """It says nothing meanwhile, for longer than one without a device may."""
+    with Domain(SECRET) as other:
+        theirs, mine = bytearray(pattern(100)), bytearray(100)
+        handle = other.register(Memory([(1, 100)], theirs, Torch(theirs, takes_s=2.5)))
+        moved = domain.read_into([handle], memory_of(mine, writable=True), timeout_s=30)
+        assert (moved.again, mine == theirs) == (0, True)
+
+
+def test_memory_that_devices_are_staged_in_is_used_again_by_all_who_read(domain: Domain) -> None:
+    """Each reading has its connections, and each step of a heal its registration."""
+    with Domain(SECRET) as other:
+        theirs, mine = bytearray(pattern(9 * MIB)), bytearray(9 * MIB)
+        rooms = 0
+        for _ in range(12):
+            given = Torch(theirs)
+            handle = other.register(Memory([(1, len(theirs))], theirs, given))
+            domain.read_into([handle], memory_of(mine, writable=True), timeout_s=30)
+            other.deregister(handle, timeout_s=5)
+            rooms += given.rooms
+        assert mine == theirs
+        assert 1 <= rooms <= 8
+
+
+def test_a_program_may_end_while_its_device_copies_for_a_peer(domain: Domain) -> None:
+    """A thread that comes back to Python while that ends would abort the process."""
+    code = textwrap.dedent("""
+        import sys, time
+        from sky_monarch.actors.rdma import Memory
+        from sky_monarch.rdma import Domain
+        class Slow:
+            def room(self, nbytes):
+                self.kept = bytearray(nbytes)
+                from sky_monarch import _core
+                return _core.buffer_segment(self.kept, True)[0], self.kept
+            def fetch(self, offset, address, nbytes):
+                print("copying", flush=True)
+                for _ in range(200):
+                    time.sleep(0.002)
+        class Late:
+            def __del__(self, sleep=time.sleep):
+                sleep(0.5)
+        domain = Domain(sys.argv[1])
+        print(domain.register(Memory([(1, 100)], None, Slow())), flush=True)
+        late = Late()  # Python is ending for as long as that takes
+        sys.stdin.read()
+    """)
+    with subprocess.Popen(
+        [sys.executable, "-c", code, SECRET],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as ending:
+        assert ending.stdin is not None
+        assert ending.stdout is not None
+        assert ending.stderr is not None
+        handle = ending.stdout.readline().strip()
+
+        def read() -> None:
+            with contextlib.suppress(errors.SkyMonarchError):
+                domain.read_into([handle], memory_of(bytearray(100), writable=True), timeout_s=20)
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        assert ending.stdout.readline() == "copying\n"
+        ending.stdin.close()
+        assert (ending.wait(20), ending.stderr.read()) == (0, "")
+        reader.join(20)
+
+
+@pytest.mark.parametrize("fault", ["", f"pin:{4 * MIB}"])
+def test_memory_of_a_device_is_lent_and_read_into_on_the_double(fault: str) -> None:
+    """SIMULATED: no host can follow the addresses, so that a copy past the runtime would end the process."""
+    code = textwrap.dedent("""
+        from sky_monarch.actor import DeviceBuffer
+        from sky_monarch.errors import OutOfBoundsError
+        from sky_monarch.rdma import Domain, RDMABuffer
+        from tests.support.rdma_owner import pattern
+        nbytes = (9 << 20) + 3
+        theirs, mine = DeviceBuffer(nbytes).write(pattern(nbytes)), DeviceBuffer(nbytes)
+        with Domain("secret") as owner, Domain("secret") as reader:
+            buffer = RDMABuffer(theirs, domain=owner)
+            far = RDMABuffer.of_handle(buffer.handle, buffer.size(), reader)
+            assert far.read_into(mine).owners[0]["path"] == "tcp"
+            assert mine.read() == pattern(nbytes)
+            far.write_from(mine.write(pattern(nbytes, 1)))
+            assert theirs.read() == pattern(nbytes, 1)
+            host = bytearray(10)
+            far.read_into(host, offset=nbytes - 10)
+            assert host == pattern(nbytes, 1)[-10:]
+            try:
+                far.read_into(host, offset=nbytes - 9)
+            except OutOfBoundsError:
+                print("done")
+    """)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=with_double(SKY_DOUBLE_FAULT=fault),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == "done\n", done.stderr
+    assert "SIMULATED" in done.stderr
 
 
 def test_no_more_connections_are_served_than_allowed(owner: Callable[..., Owner]) -> None:

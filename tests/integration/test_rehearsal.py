@@ -11,7 +11,7 @@ import pytest
 
 from sky_monarch.launch.folder import Phase
 from sky_monarch.launch.process import carrying
-from tests.support.processes import is_alive
+from tests.support.processes import is_alive, send
 from tests.support.runs import FREE_RANK, Workbench, pid_of
 from tests.support.waiting import eventually
 
@@ -30,6 +30,7 @@ def kill_host(run_dir: Path, life: str) -> None:
     os.killpg(leader, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_lost_host_comes_back_alone_and_down_waits_until_all_are_gone(workbench: Workbench) -> None:
     name = workbench.up(job_of(workbench, "reh"), "--hosts", "2")
     before = workbench.wait_for_step(name, 10)
@@ -73,6 +74,10 @@ def test_a_lost_host_comes_back_alone_and_down_waits_until_all_are_gone(workbenc
     assert not (folder.path / "private.json").exists()
     assert not list((folder.path / "hosts").glob("*/private.json"))
     assert "already gone (CANCELLED)" in workbench.cli("down", name).stdout
+    hung_up = [event for event in workbench.events(name) if event["event"] == "agent_disconnected"]
+    assert {event["host"] for event in hung_up} >= {"reh-h0", "reh-h1"}
+    strange = [event["reason"] for event in hung_up if "close_notify" in event["reason"]]
+    assert strange == [], "neither an orderly end nor a killed host is an error of TLS"
 
 
 def test_down_ends_hosts_that_are_still_on_their_way(workbench: Workbench) -> None:
@@ -96,8 +101,7 @@ def test_a_run_whose_head_was_lost_is_taken_up_again_to_end_its_hosts(workbench:
     assert keeper is not None
     children = Path(f"/proc/{keeper.pid}/task/{keeper.pid}/children").read_text().split()
 
-    for pid in (keeper.pid, *map(int, children)):
-        os.kill(pid, signal.SIGKILL)
+    send((keeper.pid, *map(int, children)), signal.SIGKILL)
 
     eventually(lambda: not is_alive(keeper.pid), within_s=5)
     assert folder.phase() is Phase.LOST, "agents of hosts, which are here as well, are not its head"

@@ -111,8 +111,8 @@ def test_values_that_are_typed_cannot_be_read_off_the_command_while_it_runs(work
         "t",
     ]
     with ended_at_exit(workbench.popen("up", str(job), *options)) as up:
-        eventually(lambda: workbench.status("t")["state"] == "RUNNING", within_s=40)
         workbench.names.append("t")
+        eventually(lambda: workbench.status("t")["state"] == "RUNNING", within_s=60)
         command = Path(f"/proc/{up.pid}/cmdline").read_bytes().split(b"\0")[:-1]
         size = len("canary-é".encode())
         masked = [b"A=", b"B=" + b"x" * (size + 2), b"C=" + b"x" * size, b"--env=D=" + b"x" * size]
@@ -165,4 +165,3 @@ def test_values_are_byte_equal_on_every_replica_and_in_every_generation(
     for file in files:
         values = json.loads(file.read_text())
         assert values == {"AWKWARD": AWKWARD, "HIDDEN": AWKWARD[::-1], "EMPTY": ""}, file.name
-    workbench.cli("down", name)

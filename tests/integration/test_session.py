@@ -23,13 +23,6 @@ HEARTBEAT_MS = 1500
 LIMIT_S = 90
 
 
-@pytest.fixture(scope="module")
-def zygote(module_path: Path) -> Iterator[Zygote]:
-    zygote = Zygote(module_path)
-    yield zygote
-    zygote.close()
-
-
 class Job:
     """Replica groups of one rank under one lighthouse."""
 
@@ -88,6 +81,7 @@ def assert_every_step_once(job: Job, replica: int, last: int) -> None:
     assert steps[0] < 5
 
 
+@pytest.mark.slow
 def test_a_replica_that_dies_in_mid_allreduce_costs_the_others_no_step_and_comes_back_equal(
     job: Callable[..., Job],
 ) -> None:
@@ -169,7 +163,7 @@ def test_a_replica_that_waits_for_its_quorum_leaves_at_once_when_drained(job: Ca
     # It sits in the quorum call now, for which its peer is missing.
     eventually(lambda: "futex" in Path(f"/proc/{lonely.pid}/wchan").read_text(), within_s=LIMIT_S)
     lonely.kill(signal.SIGTERM)
-    assert lonely.wait(10) == 0, run.zygote.log()
+    assert lonely.wait(30) == 0, run.zygote.log()  # a quorum is waited for for 120 s
 
 
 def test_all_groups_go_on_from_the_newest_checkpoint(

@@ -125,11 +125,10 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def started(module_path: Path) -> Iterator[Run]:
-    zygote = Zygote(module_path)
+def started(zygote: Zygote, module_path: Path) -> Iterator[Run]:
     run = Run(zygote, module_path)
     yield run
-    zygote.close()
+    zygote.end_children()
     run.lighthouse.close()
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import time
 from pathlib import Path
 from typing import Any
 
 from sky_monarch.launch.process import carrying
-from tests.support.processes import with_variable
+from tests.support.processes import send, with_variable
 from tests.support.runs import FREE_RANK, Workbench, pid_of
 from tests.support.waiting import eventually
 
@@ -30,11 +29,9 @@ def switch_off(folder: Path, life: str, task: str) -> float:
     """SIGKILL everything of a host at once: no agent, keeper or rank says a word. Monotonic seconds of that."""
     leader = json.loads((folder / "hosts" / life / "process.json").read_text())["pid"]
     tree = {leader, *with_variable("SKYPILOT_TASK_ID", task)}
-    for pid in tree:
-        os.kill(pid, signal.SIGSTOP)  # or what is killed last hangs up in good order
+    send(tree, signal.SIGSTOP)  # or what is killed last hangs up in good order
     killed_s = time.monotonic()
-    for pid in tree:
-        os.kill(pid, signal.SIGKILL)
+    send(tree, signal.SIGKILL)
     return killed_s
 
 

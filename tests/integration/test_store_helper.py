@@ -57,6 +57,7 @@ def listening() -> socket.socket:
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_a_client_that_connects_before_the_helper_exists_is_served() -> None:
     from torch.distributed import TCPStore
 

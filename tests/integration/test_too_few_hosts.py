@@ -62,5 +62,5 @@ def test_a_group_that_waits_for_the_host_of_another_one_spends_nothing_of_its_bu
     after = eventually(back, within_s=START_S, every_s=0.5)
     assert pid_of(after, 0) == pid_of(before, 0), "it has waited, and goes on as the process that it was"
     assert after["groups"][0]["restarts"] == 0
-    shown = workbench.cli("logs", name, "--replica", "0").stdout
+    shown = workbench.logs(name, replica=0)
     assert shown.count("asking again") >= 3, "it was more than three quorums long"

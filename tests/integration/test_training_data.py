@@ -24,13 +24,6 @@ STEPS, KILLED_AT, BACK_AT = 20, 6, 12
 Place = tuple[int, int]  # replica and generation
 
 
-@pytest.fixture(scope="module")
-def zygote(module_path: Path) -> Iterator[Zygote]:
-    zygote = Zygote(module_path)
-    yield zygote
-    zygote.close()
-
-
 class Group:
     """Three replica groups, which come and go at fixed steps."""
 

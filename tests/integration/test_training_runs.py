@@ -77,7 +77,7 @@ def wait_for_event(
 
 def digests(workbench: Workbench, name: str) -> dict[int, tuple[str, str]]:
     """What each group had at the end, as its last line says it: step and digest."""
-    lines = workbench.cli("logs", name).stdout
+    lines = workbench.logs(name)
     return {
         int(who): (step, it) for who, step, it in re.findall(r"replica (\d+) step (\d+) digest (\w+)", lines)
     }
@@ -138,7 +138,7 @@ def test_a_killed_group_comes_back_from_its_standby_and_all_end_bit_equal(workbe
     assert recovery["lost_samples"] == 8 * len(recovery["lost_batches"]) > 0, "its samples are listed"
     said = workbench.cli("status", "train").stdout
     assert f"{recovery['lost_samples']} samples lost, batch {recovery['lost_batches'][0]}" in said
-    log = workbench.cli("logs", "train", "--replica", "0").stdout
+    log = workbench.logs("train", replica=0)
     assert re.search(r"step \d+ went on without 8 samples of replicas \[1\]: \[\d+(, \d+){7}\]", log)
 
 
@@ -191,9 +191,10 @@ def survive_a_hang(workbench: Workbench, *, within_s: float, without: str = "") 
         assert workbench.pids_spawned(name)[0] == [pid_of(before, 0)], "the one that waited was left alone"
     finally:
         hang.unlink()
-        workbench.cli("down", name, "--grace", "1")
+        workbench.down(name)
 
 
+@pytest.mark.slow
 def test_a_survivor_is_cut_loose_from_a_peer_that_hangs(workbench: Workbench) -> None:
     survive_a_hang(workbench, within_s=30)
 
@@ -227,6 +228,7 @@ def test_rehearsed_faults_of_the_session_name_their_cause_on_the_first_screen(wo
     assert causes == ["rank 0 exited with code 1"] * 2
 
 
+@pytest.mark.slow
 def test_a_plain_torchft_script_survives_a_kill(workbench: Workbench) -> None:
     script = [f"{ROOT}/examples/raw_torchft.py", "--steps", str(RAW_STEPS), "--step-s", "0.01"]
     words = [sys.executable, "-m", "tests.support.staged_torchft", str(gate(workbench)), *script]
@@ -235,7 +237,7 @@ def test_a_plain_torchft_script_survives_a_kill(workbench: Workbench) -> None:
 
     def seen(replica: int, lines: re.Pattern[str] = together) -> list[int]:
         """Steps that this replica says it took together with the other."""
-        log = workbench.cli("logs", name, "--replica", str(replica)).stdout
+        log = workbench.logs(name, replica=replica)
         return [int(step) for step in lines.findall(log)]
 
     eventually(lambda: seen(0) and seen(1), within_s=START_S, every_s=0.5, comes_always=True)
@@ -251,7 +253,7 @@ def test_a_plain_torchft_script_survives_a_kill(workbench: Workbench) -> None:
     assert after["state"] == "SUCCEEDED", after["reason"]
     assert workbench.pids_spawned(name)[0] == [pid_of(before, 0)]
     assert len(workbench.pids_spawned(name)[1]) == 2
-    logs = workbench.cli("logs", name).stdout
+    logs = workbench.logs(name)
     ends = dict(re.findall(r"replica (\d) finished, weights (\[.*\])", logs))
     assert sorted(ends) == ["0", "1"]
     # Replicas share their gradients: a difference at the heal would never grow smaller.
@@ -274,5 +276,5 @@ def test_a_torchrun_script_runs_unchanged_and_a_death_restarts_its_own_group_onl
     for rank in (0, 1):
         spawned = workbench.pids_spawned(name, rank)
         assert (len(spawned[0]), len(spawned[1])) == (1, 2)
-    logs = workbench.cli("logs", name).stdout
+    logs = workbench.logs(name)
     assert logs.count("of 2: 100 rounds, all sums right") == 4

@@ -85,3 +85,31 @@ def test_devices_are_looked_at_where_the_job_has_any(tmp_path: Path) -> None:
     assert any(one["check"] == "gpu.smoke" and one["severity"] == "ok" for one in found), (
         "the devices were tried"
     )
+
+
+def test_accelerators_that_a_host_lacks_are_found_by_the_look_and_refused_at_once_on_this_machine(
+    workbench: Workbench, tmp_path: Path
+) -> None:
+    host = GpuHost(tmp_path / "trees/h-a1", cards=2)
+    host.write("dev/shm/.keep", "")
+    out = tmp_path / "found.json"
+    look = ["--host=h-a1", "--devices", "--need=4", "--kinds=MI300X", "--groups=2", "--out", str(out)]
+    env = with_double(SKY_MONARCH_TEST_DOCTOR_TREES=str(tmp_path / "trees"), SKY_DOUBLE_DEVICES="2")
+    command = [sys.executable, "-m", "sky_monarch.doctor.smoke", *look]
+    subprocess.run(command, env=env, cwd=ROOT, check=True, timeout=60, capture_output=True)
+    rows = [one for one in json.loads(out.read_text())["findings"] if one["check"] == "gpu.count"]
+    assert [row["severity"] for row in rows] == ["error"], "which fences a host by name"
+    assert (
+        "too few accelerators: 2 x MI300X; the job's 2 replica groups here need 4 x MI300X"
+        in rows[0]["message"]
+    )
+
+    (tmp_path / "trees/local").mkdir()  # a machine without any
+    workbench.env["SKY_MONARCH_TEST_DOCTOR_TREES"] = str(tmp_path / "trees")
+    resources = {"accelerators": "MI300X:1"}
+    job = workbench.job("none", run=f"{FREE_RANK} --steps 20", replicas=1, resources=resources)
+    done = workbench.cli("up", str(job))
+    assert done.returncode == 2
+    assert "error: resources.accelerators: on this machine: no accelerators" in done.stderr
+    assert "`doctor: off`" in done.stderr
+    assert not list(workbench.home.glob("runs/*")), "nothing was started"

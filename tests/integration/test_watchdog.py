@@ -48,7 +48,12 @@ SLOW = pytest.mark.slow
 
 @pytest.mark.parametrize(
     ("replicas", "hang"),
-    [(2, [1]), pytest.param(3, [1], marks=SLOW), pytest.param(3, [0, 2], marks=SLOW), (3, [0, 1, 2])],
+    [
+        (2, [1]),
+        pytest.param(3, [1], marks=SLOW),
+        pytest.param(3, [0, 2], marks=SLOW),
+        pytest.param(3, [0, 1, 2], marks=SLOW),
+    ],
     ids=["1of2", "1of3", "2of3", "all"],
 )
 def test_those_that_hang_are_ended_at_once_and_once_and_nobody_else(
@@ -87,7 +92,7 @@ def test_those_that_hang_are_ended_at_once_and_once_and_nobody_else(
         (message,) = said
         assert f"{hang} hang" in message
     for replica in survivors:
-        gap_s = longest_gap_s(workbench.cli("logs", name, "--replica", str(replica)).stdout)
+        gap_s = longest_gap_s(workbench.logs(name, replica=replica))
         assert gap_s < LIMIT_S + 3, "the limit, and a moment for the next quorum"
 
 

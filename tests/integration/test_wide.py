@@ -75,6 +75,7 @@ def assert_no_step_lost(bench: Workbench, name: str) -> None:
     assert all(after == before + 1 for before, after in pairwise(steps)), steps
 
 
+@pytest.mark.slow
 def test_a_killed_rank_restarts_its_group_on_both_hosts_and_the_others_train_on(workbench: Workbench) -> None:
     name = wide(workbench, "kill", recovery={"standby": 1}, preload=["json"])
     before = workbench.wait_for_step(name, 10)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import sky_monarch as sm
-from tests.support.processes import with_variable, zombies_of
+from tests.support.processes import send, with_variable, zombies_of
 from tests.support.runs import FREE_RANK, Workbench, kill_agent_for_good, quiet_sockets
 from tests.support.waiting import eventually
 
@@ -70,11 +70,9 @@ def test_thirty_runs_that_are_killed_leave_nothing(
             status = run.status()
             match number % 3:
                 case 0:
-                    for pid in pids:
-                        os.kill(pid, signal.SIGKILL)
+                    send(pids, signal.SIGKILL)
                 case 1:
-                    for pid in (status.controller_pid, status.lighthouse.pid, pids[0]):
-                        os.kill(pid, signal.SIGKILL)
+                    send((status.controller_pid, status.lighthouse.pid, pids[0]), signal.SIGKILL)
                 case 2:
                     kill_agent_for_good(run.folder)
             run.down(grace_s=1)

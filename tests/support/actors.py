@@ -13,12 +13,15 @@ from typing import Any
 from sky_monarch.actor import (
     Actor,
     MeshFailure,
+    SupervisionError,
     concurrent_endpoint,
     current_rank,
     current_size,
     endpoint,
     this_host,
 )
+
+LIMIT_S = 20
 
 
 class Echo(Actor):
@@ -170,6 +173,20 @@ class Caller(Actor):
         await asyncio.sleep(s)
 
 
+class Teller(Actor):
+    """Sends messages without an answer, until it is told that nobody hears them."""
+
+    @endpoint
+    def tell(self, mesh: Any, times: int) -> str:
+        for _ in range(times):
+            try:
+                mesh.hear.broadcast("anybody there?")
+            except SupervisionError as error:
+                return str(error)
+            time.sleep(0.01)
+        return ""
+
+
 class Narcissus(Actor):
     """Waits for itself."""
 
@@ -222,8 +239,38 @@ class FarOwner(Owner):
         return list(self.kids.pid.call().get(30).values())
 
     @endpoint
+    def bring_back_on(self, ranks: list[int], host: Any) -> None:
+        self.kids.respawn(ranks, host=host)
+
+    @endpoint
     def pid(self) -> int:
         return os.getpid()
+
+
+class Branch(Actor):
+    """Spawns others like it, level upon level, each on the next one of the hosts."""
+
+    def __init__(self) -> None:
+        self.told: list[MeshFailure] = []
+
+    @endpoint
+    def grow(self, hosts: Any, levels: int) -> list[int]:
+        """Pids of all levels, this one first."""
+        if levels == 1:
+            return [os.getpid()]
+        procs = hosts.slice(hosts=(levels + 1) % len(hosts)).spawn_procs(name=f"level{levels - 1}")
+        self.next = procs.spawn("branch", Branch)
+        return [os.getpid(), *self.next.grow.call_one(hosts, levels - 1).get(60)]
+
+    @endpoint
+    def all_told(self) -> list[list[str]]:
+        """The meshes of which each level was told that they have failed."""
+        below = self.next.all_told.call_one().get(30) if hasattr(self, "next") and not self.told else []
+        return [[failure.mesh_name for failure in self.told], *below]
+
+    def __supervise__(self, failure: MeshFailure) -> bool:
+        self.told.append(failure)
+        return False
 
 
 class Maker(Actor):
@@ -288,3 +335,10 @@ class Unmakeable(Actor):
 
     @endpoint
     def work(self) -> None: ...
+
+
+def spawn(n: int, cls: type[Actor] = Plain, **options: Any) -> tuple[Any, Any, list[int]]:
+    """``n`` processes named ``trainers`` with an actor ``trainer`` in each; procs, mesh and their pids."""
+    procs = this_host().spawn_procs({"gpus": n}, name="trainers", **options)
+    mesh = procs.spawn("trainer", cls)
+    return procs, mesh, list(mesh.pid.call().get(LIMIT_S).values())

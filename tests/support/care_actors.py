@@ -7,6 +7,7 @@ import ctypes
 import os
 import sys
 import time
+from typing import Any
 
 from sky_monarch.actor import Actor, current_rank, endpoint
 
@@ -87,3 +88,11 @@ class Group(Actor):
         else:
             time.sleep(stay_s)
         return os.environ["TORCHFT_LIGHTHOUSE"], os.environ["NUM_REPLICA_GROUPS"], os.environ["RANK"]
+
+
+class Planter(Actor):
+    """Spawns on processes that somebody else has started."""
+
+    @endpoint
+    def plant(self, procs: Any) -> Any:
+        return procs.spawn("planted", Talker)

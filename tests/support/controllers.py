@@ -109,7 +109,7 @@ class ControllerRun:
             stderr=log,
         )
         log.close()
-        eventually(self._answers, what="the API answers", comes_always=True)
+        eventually(self._answers, within_s=60, what="the API answers", comes_always=True)
         return time.monotonic() - since
 
     def _answers(self) -> bool:
@@ -422,3 +422,13 @@ class ScriptedAgent:
         generation = self.groups[replica]["generation"]
         self.event("group_stopped", replica=replica, generation=generation)
         self._snapshot(replica, generation, "stopped", {})
+
+
+def trains(agent: ScriptedAgent, replicas: int = 3) -> list[dict[str, Any]]:
+    """Every group starts and commits."""
+    starts = agent.told("start_group", replicas)
+    for replica in range(replicas):
+        agent.start(replica)
+        agent.commit(replica, 1, first=True)
+    agent.all_acked()
+    return starts

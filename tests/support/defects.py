@@ -23,6 +23,8 @@ _HEAD = "from __future__ import annotations\n"
 # over something else was too slow for that (the machine is busy), and is run once more, with all its time.
 _PATIENCE = ("0.25", "1")
 _LIMIT_S = 200
+# Taken once: pytest names the test that runs in a variable that comes and goes while others are read in threads.
+_ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
 
 
 def build_core() -> Path:
@@ -81,7 +83,7 @@ def _run_in(folder: Path, mutant: Mutant, core: Path, patience: str) -> Done:
     text = (package / module).read_text()
     assert old in text, f"{module} has changed: it has no {old!r}"
     (package / module).write_text(text.replace(old, new, 1))
-    env = {**os.environ, "PYTHONPATH": str(folder), "SKY_MONARCH_TEST_PATIENCE": patience}
+    env = {**_ENVIRONMENT, "PYTHONPATH": str(folder), "SKY_MONARCH_TEST_PATIENCE": patience}
     env.pop("SKY_MONARCH_TEST_SHARE", None)  # of the defects, not of the tests that they turn red
     if mutant.point:
         env["SKY_MONARCH_MUTANT"] = mutant.point  # for a lighthouse that a test starts by itself

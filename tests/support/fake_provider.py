@@ -119,8 +119,8 @@ class FakeProvider:
             raise self.undown.pop(0)
         self.clusters.pop(cluster, None)
 
-    def door(self, cluster: str, attempt: int) -> Door | None:
-        return self.doors.get(cluster)
+    def door(self, head: str, attempt: int) -> Door | None:
+        return self.doors.get(head)
 
     def logs(self, cluster: str, *, lines: int) -> str:
         return ""

@@ -37,6 +37,7 @@ class FakeSky:
         tasks: The task of each launch.
         up: Clusters, with the number of jobs that were ever submitted to each.
         taken: Clusters that their cloud has taken away, which is noticed by whoever asks it.
+        standing: Clusters that stand, and that it has forgotten.
         hold: Launches stay under way while it is set.
         away: It does not answer.
         outcome: What launches end with: an error, or None.
@@ -50,6 +51,7 @@ class FakeSky:
         self.tasks: list[Mapping[str, Any]] = []
         self.up: dict[str, int] = {}
         self.taken: set[str] = set()
+        self.standing: dict[str, int] = {}
         self.hold = threading.Event()
         self.away = threading.Event()
         self.outcome: SkyPilotError | None = None
@@ -101,6 +103,14 @@ class FakeSky:
             if (request.name, request.cluster) == ("launch", cluster) and request.created_ms >= since_ms:
                 return request_id
         return None
+
+    def knew(self, cluster: str) -> bool:
+        return self.find_launch(cluster, 0) is not None
+
+    def set_up_anew(self) -> None:
+        """It forgets all that it knew; clusters stand as they did."""
+        self.standing |= self.up
+        self.up, self.requests = {}, {}
 
     def is_done(self, request_id: str) -> bool:
         request = self._known(request_id)

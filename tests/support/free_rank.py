@@ -119,7 +119,7 @@ def ask(lighthouse: LighthouseClient, name: str, step: int, *, timeout_s: float)
             retries -= 1
             if retries < 0 or time.monotonic() > deadline:
                 raise
-            time.sleep(max(0.1, timeout_s / (retries + 1)))
+            time.sleep(max(0.1, min(timeout_s, 20.0) / (retries + 1)))
 
 
 class Ears(threading.Thread):

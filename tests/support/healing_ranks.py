@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import logging
@@ -47,13 +48,14 @@ def rank(log: str, options: dict[str, Any]) -> None:
         if following is None:
             write("healed", step=step)
         else:
-            write("follows", step=step, here=len(following.here))
+            write("follows", step=step, here=len(following.here), gave=following.arrival.gave)
         return state
 
-    def telling(self: Any, donors: Any, transfer: Any, took_s: float) -> None:
-        told = {"again": transfer.again, "kept": transfer.kept, "bytes": transfer.bytes}
-        write("stripes", **told, donors=[one.replica for one in donors], owners=transfer.owners)
-        tell(self, donors, transfer, took_s)
+    def telling(self: Any, donors: Any, tally: Any, arrival: Any) -> None:
+        told = {"again": tally.again, "kept": tally.kept, "bytes": tally.bytes}
+        owners = [dataclasses.asdict(tally.of(one)) for one in donors]
+        write("stripes", **told, donors=[one.replica for one in donors], owners=owners)
+        tell(self, donors, tally, arrival)
 
     StripedTransport.recv_checkpoint, StripedTransport._tell = receiving, telling  # type: ignore[method-assign]
 

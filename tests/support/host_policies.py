@@ -6,8 +6,9 @@ from typing import Any
 
 from sky_monarch.controller import model
 from sky_monarch.controller.hosts import Host, is_wanted
-from sky_monarch.controller.model import FailureKind, HostReported, Limits
+from sky_monarch.controller.model import FailureKind, HostReported, Limits, StartGroup
 from sky_monarch.controller.policy import step
+from tests.support.policies import kinds
 
 LIMITS = Limits(
     replicas=3,
@@ -136,3 +137,8 @@ class HostRun:
         """A group is done and its rank has left."""
         whose = {"replica": replica, "generation": self.state.groups[replica].generation}
         return self.feed(model.GroupDone(**whose, step=120), model.RankExited(**whose, rank=0, failure=None))
+
+
+def starts(actions: list[model.Action]) -> list[tuple[str, int, int]]:
+    """Who is told to start what: host, replica, generation."""
+    return [(start.host, start.replica, start.generation) for start in kinds(actions, StartGroup)]

@@ -120,6 +120,13 @@ class HostsController:
             self._version += 1
             self._news.notify_all()
 
+    def forget_hosts(self) -> None:
+        """Want nothing of anybody."""
+        with self._news:
+            self._hosts.clear()
+            self._version += 1
+            self._news.notify_all()
+
     def states(self, host: str, attempt: int | None = None) -> list[str]:
         """States that were reported of a host."""
         return [

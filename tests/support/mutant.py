@@ -16,7 +16,8 @@ class Mutant:
         words: What the test then says.
         point: A step of the Rust core that is left out: ``mutant::is_on("…")`` there.
         module: Or a module of the package in which ``old`` is replaced by ``new``.
-        always: Whether ``make test`` runs it: one for each mechanism. ``make test-mutants`` runs the others.
+        always: Whether ``make test`` runs it: one for each kind of process that may die. The others are for
+            ``make test-mutants``.
     """
 
     test: str

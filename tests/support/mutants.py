@@ -42,7 +42,6 @@ _RUNNING = [
         "skip_evict",
         f"{RECOVERY}test_survivors_commit_while_the_victim_is_away",
         "not within 10 s",
-        always=True,
     ),
     left_out(
         "drop_restart", f"{RECOVERY}test_every_rank_of_the_group_is_replaced_when_one_dies", "not within"
@@ -53,7 +52,6 @@ _RUNNING = [
         "no_watchdog",
         f"{RECOVERY}test_a_rank_that_hangs_while_it_says_that_it_waits_is_not_excused_for_ever",
         "not within",
-        always=True,
     ),
     left_out(
         "blame_own_pause",
@@ -64,7 +62,6 @@ _RUNNING = [
         "no_budget",
         f"{RECOVERY}test_a_crash_loop_stops_at_its_budget_and_names_the_cause",
         "not within",
-        always=True,
     ),
     left_out("no_budget", f"{RECOVERY}test_the_run_goes_on_degraded_while_min_replicas_hold", "not within"),
     left_out(
@@ -81,7 +78,6 @@ _RUNNING = [
         "accept_early_exit",
         "test_exits.py::test_exit_0_before_the_end_is_a_failure_of_that_replica[1:0:exit=0]",
         "not within",
-        always=True,
     ),
     left_out(
         "drop_restart", f"{LIFECYCLE}test_rehearsed_faults_happen_once_and_are_recovered", "TimeoutExpired"
@@ -91,7 +87,6 @@ _RUNNING = [
         "no_tree_kill",
         "test_ports.py::test_grandchildren_go_with_their_rank_and_free_their_port",
         "assert",
-        always=True,
     ),
     left_out(
         "kill_first",
@@ -207,14 +202,14 @@ _RUNNING = [
         "controller/agents.py",
         "except ProtocolError as error:",
         "except ZeroDivisionError as error:",
-        f"{CONTROLLER}test_a_peer_that_breaks_the_protocol_is_dropped_and_the_run_goes_on",
+        "test_controller_peers.py::test_a_peer_that_breaks_the_protocol_is_dropped_and_the_run_goes_on",
         "ConnectError",
     ),
     replaced(
         "controller/agents.py",
         "if known is not None and known.incarnation != incarnation:",
         "if False:",
-        f"{CONTROLLER}test_a_second_agent_of_one_host_is_dropped_while_the_first_lives",
+        "test_controller_peers.py::test_a_second_agent_of_one_host_is_dropped_while_the_first_lives",
         "the controller hangs up",
     ),
     replaced(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from tests.support.mutant import replaced
+from tests.support.mutant import left_out, replaced
 
 _ENDS = "test_actors_supervision.py::"
 _HOSTS = "test_actors_hosts.py::"
 _STANDBY = "test_actors_standby.py::"
 _AGAIN = "        self._make_again(ranks, end)\n"
 
+_TREES = "test_actors_trees.py::"
+_PLACES = "test_actors_places.py::"
 _SPMD = "test_actors_spmd.py::"
 _CARE = "test_actors_care.py::"
 
@@ -78,7 +80,7 @@ ACTORS = [
     ),
     replaced(
         "actors/owned.py",
-        "            self.respawn(self.policy.ranks(rank, len(self.procs)), 60.0, ended=(rank, proc))\n",
+        "            self.respawn(sorted(wanted), 60.0, ended=(ranks[0], proc))\n",
         "            pass\n",
         f"{_ENDS}test_a_policy_replaces[one_for_one-replaced0]",
         "not within",
@@ -106,8 +108,8 @@ ACTORS = [
     ),
     replaced(
         "actors/owned.py",
-        "start(fresh, spares)",
-        "start(fresh)",
+        "start(fresh, spares, ",
+        "start(fresh, [], ",
         f"{_STANDBY}test_one_that_stands_by_takes_the_place_and_another_one_comes_after_it",
         "it was there before",
     ),
@@ -155,8 +157,8 @@ ACTORS = [
     ),
     replaced(
         "actors/host_server.py",
-        '            elif kind == "lost" and folder == self.client:\n                return words\n',
-        "",
+        "                return words, certificate == LEFT\n",
+        "                pass\n",
         f"{_HOSTS}test_nothing_on_other_hosts_outlives_the_program[kill]",
         "all are gone",
     ),
@@ -175,10 +177,114 @@ ACTORS = [
         "trainer[1] is dead: the process",
     ),
     replaced(
+        "actors/strays.py",
+        "        self._grace_s = _SETTLED_S\n",
+        "",
+        f"{_CARE}test_an_actor_that_was_not_made_again_is_missed_at_once",
+        "no second is waited",
+    ),
+    left_out(
+        "break_is_loss",
+        "test_actors_lines.py::"
+        "test_a_connection_that_is_reset_again_and_again_loses_nothing_and_is_no_failure",
+        "echo[0] is dead: ",
+    ),
+    left_out(
+        "resend_nothing",
+        "test_actors_lines.py::"
+        "test_a_connection_that_is_reset_again_and_again_loses_nothing_and_is_no_failure",
+        "a message or its answer is missing",
+    ),
+    replaced(
+        "actors/far_host.py",
+        "                if on_lost is not None:\n                    on_lost(some, reason)\n",
+        "                pass\n",
+        "test_actors_lines.py::"
+        "test_a_host_that_does_not_come_back_is_one_report_and_ends_what_ran_there[nobody]",
+        "not within",
+    ),
+    replaced(
+        "actors/host_server.py",
+        "        if procs:\n            self.runtime.spawner.kill(procs)\n",
+        "        del procs\n",
+        f"{_TREES}test_with_an_owner_ends_all_that_it_has_spawned_and_what_that_has[0]",
+        "all levels below it are gone",
+    ),
+    replaced(
+        "actors/hosting.py",
+        "            traceback.print_exc()\n        self.runtime.tell_owner(self.owner, failure)\n",
+        "            traceback.print_exc()\n",
+        f"{_TREES}test_the_end_of_a_leaf_climbs_level_by_level_to_the_program_and_is_told_once",
+        "not within",
+    ),
+    replaced(
+        "actors/far_host.py",
+        "            self.lost(body if kind < 0 else",
+        "            (body if kind < 0 else",
+        f"{_TREES}test_a_host_that_is_lost_ends_the_levels_on_it_and_those_below_them",
+        "not within",
+    ),
+    replaced(
+        "actors/attached.py",
+        "            self.replace(host, self.host(folder, name))\n",
+        "            pass\n",
+        f"{_PLACES}test_an_actor_brings_back_what_it_had_on_a_lost_host_and_the_program_says_where[third]",
+        "no process can be started on local-1",
+    ),
+    replaced(
+        "actors/places.py",
+        "        self._attached.replace(lost, found)\n",
+        "",
+        f"{_PLACES}test_a_place_is_taken_once_and_lost_again_with_the_host_that_has_it",
+        "no process can be started on local-0",
+    ),
+    replaced(
+        "actors/owned.py",
+        '        self.runtime.node.hang_up(proc.address, "the process has ended")\n',
+        "",
+        f"{_HOSTS}test_a_broadcast_to_a_dead_process_of_another_host_raises",
+        "DID NOT RAISE",
+    ),
+    replaced(
+        "actors/places.py",
+        "        self._door.gateway.place(lost.folder, found.folder)\n",
+        "",
+        f"{_PLACES}test_ranks_of_a_lost_host_come_back_on_one_that_has_room_and_every_handle_works_again",
+        "is lost",
+    ),
+    replaced(
+        "actors/host_server.py",
+        "[] if spares is None else spares.take(len(procs))",
+        "[]",
+        f"{_PLACES}test_one_that_stands_by_on_another_host_takes_the_place_there",
+        "it was there before",
+    ),
+    replaced(
+        "actors/owned.py",
+        "            wanted = {one for rank in ranks for one in self.policy.ranks(rank, len(self.procs))}\n",
+        "            wanted = set(self.policy.ranks(ranks[0], len(self.procs)))\n",
+        f"{_PLACES}test_a_policy_brings_all_ranks_of_a_lost_host_back",
+        "all are replaced",
+    ),
+    replaced(
         "actors/zygote.py",
         "            shutil.rmtree(self.folder, ignore_errors=True)\n",
         "            del shutil\n",
         "test_actors_endings.py::test_nothing_outlives_the_program[kill]",
         "the folder of sockets is gone",
+    ),
+    replaced(
+        "actors/proc_mesh.py",
+        "        late.start()\n",
+        "",
+        "test_actors_endings.py::test_a_process_that_does_not_answer_is_killed_when_it_is_stopped",
+        "procs.stop gave no answer",
+    ),
+    replaced(
+        "actors/owned.py",
+        "(when >= since or self.procs[rank].ended.is_set())",
+        "when",
+        "test_actors_supervision.py::test_each_of_two_deaths_in_one_place_is_told_to_those_whose_calls_it_has_cut_off",
+        "Regex pattern did not match",
     ),
 ]

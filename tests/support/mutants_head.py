@@ -6,6 +6,7 @@ from tests.support.mutant import replaced
 
 HEAD = "test_head_cluster.py::"
 LAUNCHER = "test_launcher.py::"
+LOST = "test_head_lost.py::"
 
 AWAY = [
     replaced(
@@ -56,6 +57,34 @@ AWAY = [
         "return _work(settings)",
         f"{HEAD}test_a_launcher_that_is_killed_is_kept_and_there_is_only_one",
         "not enough values to unpack",
+    ),
+    replaced(
+        "provision/launcher.py",
+        "(why_not := self._succeed(text)) is None:",
+        '(why_not := "") is None:',
+        f"{LOST}test_a_lost_head_is_had_again_with_hosts_of_its_own_and_who_watches_goes_on",
+        "starts it again, from its newest checkpoint",
+    ),
+    replaced(
+        "controller/policy.py",
+        "                self._host(name, attempt=attempt + 1)\n",
+        "                pass\n",
+        f"{LOST}test_a_launcher_that_is_killed_while_it_clears_up_after_a_lost_head_goes_on_with_that",
+        "the next head has the run",
+    ),
+    replaced(
+        "provision/launcher.py",
+        "left |= dict(zip(names, pool.map(self._take_down, names), strict=True))\n        head = Head(",
+        "pass\n        head = Head(",
+        f"{LAUNCHER}test_a_head_that_is_gone_is_followed_by_another_one_once_nothing_of_it_is_left",
+        "no host of the lost one stood beside it",
+    ),
+    replaced(
+        "provision/launcher.py",
+        "if standing:",
+        "if not standing:",
+        f"{LAUNCHER}test_no_head_follows_where_something_of_the_lost_one_may_still_run",
+        "it has ended",
     ),
     replaced(
         "sdk/_up.py",

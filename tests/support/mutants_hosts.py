@@ -150,7 +150,7 @@ HOSTS = [
         new="            self._lose(host, why, gone=host.gone, fault=True, pause=True)\n",
     ),
     Mutant(
-        f"{_POLICY}test_who_does_not_answer_may_be_dead_and_holds_up_nobody",
+        f"{_UNIT}test_host_readiness.py::test_who_does_not_answer_may_be_dead_and_holds_up_nobody",
         "assert",
         module="controller/hosts.py",
         old="        if self.mine is None or self.theirs is None:\n            return None\n",
@@ -173,7 +173,7 @@ HOSTS = [
         new="gone=True",
     ),
     Mutant(
-        f"{_POLICY}test_the_end_waits_until_every_host_is_down_and_the_head_goes_last",
+        f"{_UNIT}test_host_ends.py::test_the_end_waits_until_every_host_is_down_and_the_head_goes_last",
         "assert",
         module="controller/ending.py",
         old="        return list(standing(self.state)) if self.state.launched else []\n",

@@ -307,6 +307,14 @@ PROVIDED = [
     ),
     replaced(
         "provision/skypilot.py",
+        "                if not error.is_away or time.monotonic() - began_s > self._server_s:\n"
+        "                    raise _translated(error) from error\n            if self._closing",
+        "                raise _translated(error) from error\n            if self._closing",
+        f"{SKYPILOT}test_a_server_that_is_away_when_a_launch_is_to_be_asked_for_is_no_fault_of_the_host",
+        "it is asked for again and again",
+    ),
+    replaced(
+        "provision/skypilot.py",
         "if error.is_forgotten:  # the server",
         "if False:  # the server",
         f"{SKYPILOT}test_a_server_that_has_forgotten_a_request_is_asked_anew_once_nothing_of_it_is_left",
@@ -314,10 +322,24 @@ PROVIDED = [
     ),
     replaced(
         "provision/skypilot.py",
-        "if cluster in found else Seen.GONE",
-        "if cluster in found else Seen.UNKNOWN",
+        "return Seen.GONE if self._sdk.knew(cluster) else Seen.UNKNOWN",
+        "return Seen.UNKNOWN",
         f"{SKYPILOT}test_a_cluster_that_is_not_in_two_answers_has_ended",
         "demo-h1 attempt 1 is ended",
+    ),
+    replaced(
+        "provision/skypilot.py",
+        "return Seen.GONE if self._sdk.knew(cluster) else Seen.UNKNOWN",
+        "return Seen.GONE",
+        f"{SKYPILOT}test_a_server_that_was_set_up_anew_proves_nothing_gone_and_what_stands_may_bill",
+        "the cluster stands",
+    ),
+    replaced(
+        "provision/skypilot.py",
+        "        if not known:\n",
+        "        if True:\n",
+        f"{SKYPILOT}test_what_a_server_has_ended_itself_is_gone_for_one_that_remembers_it",
+        "demo-h0 attempt 1 is down",
     ),
     replaced(
         "provision/skypilot.py",

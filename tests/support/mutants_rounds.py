@@ -34,14 +34,14 @@ ROUNDS = [
     ),
     replaced(
         "training/diloco_session.py",
-        "self._group.members, steps=self._local_steps)",
+        "self._group.members, steps=steps)",
         "self._group.members, steps=1)",
         f"{_DILOCO}test_no_sample_is_in_two_outer_steps_and_the_lost_ones_are_listed",
         "== {1}",
     ),
     replaced(
         "training/diloco_session.py",
-        "        self._rates.skip(self._local_steps - self._taken)\n",
+        "        self._rates.skip(steps - self._taken)\n",
         "",
         f"{_DILOCO}test_every_group_has_the_rate_of_an_undisturbed_run_in_every_step",
         "assert 2 == 1",

@@ -68,7 +68,7 @@ FORKED = [
         "controller/api.py",
         "if time.monotonic() - spoke_s >= _KEEP_ALIVE_S:",
         "if False:",
-        "test_controller_process.py::test_a_run_without_news_is_told_from_a_controller_without_a_voice",
+        "test_controller_api.py::test_a_run_without_news_is_told_from_a_controller_without_a_voice",
         "ReadTimeout",
     ),
 ]

@@ -1,4 +1,4 @@
-"""The same for hosts that are looked at before their first step, and for communicators."""
+"""The same for hosts that are looked at before their first step, for what is wrong in a job, and for communicators."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from tests.support.mutant import Mutant, left_out, replaced
 _UNIT = "tests/unit/test_unfit_hosts.py::"
 _FENCED = "test_unfit_hosts.py::test_an_unfit_host_is_fenced_by_name_before_its_first_step_and_had_anew"
 _COMM = "test_communicator.py::"
+_WRONG = "test_misconfigured.py::"
 
 UNFIT = [
     replaced(
@@ -37,6 +38,39 @@ UNFIT = [
         module="controller/spares.py",
         old="not (host.pairs or host.leaving or host.examining)",
         new="not (host.pairs or host.leaving)",
+    ),
+    Mutant(
+        "tests/unit/test_wanted_devices.py::test_each_host_needs_what_its_own_groups_do",
+        "a spare may get",
+        module="config/examination.py",
+        old="needs.get(host, fullest) for host in hosts",
+        new="need for host, need in needs.items()",
+    ),
+    left_out(
+        "try_in_vain",
+        f"{_WRONG}test_a_command_that_cannot_be_started_is_given_up_after_three_tries_with_the_reason",
+        "times in a row",
+    ),
+    replaced(
+        "controller/controller.py",
+        'if one["id"] not in self._book.fired',
+        "if False",
+        f"{_WRONG}test_a_rehearsed_fault_that_never_happened_is_told_at_the_end",
+        "assert [] == [",
+    ),
+    replaced(
+        "worker.py",
+        '        promotion.announce(f"short {missing}")\n',
+        "        pass\n",
+        "test_fork_server.py::test_a_module_that_cannot_be_imported_is_told_once_and_nobody_is_called_warm",
+        "it took over",
+    ),
+    replaced(
+        "training/diloco_session.py",
+        "return steps if self._target_step is None else min(steps, self._target_step)",
+        "return steps",
+        "test_diloco.py::test_steps_that_are_no_whole_number_of_rounds_end_with_a_shorter_one",
+        "[15, 15] == [12, 12]",
     ),
     left_out(
         "comm_unwatched",

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -22,6 +26,29 @@ def is_alive(pid: int) -> bool:
     except OSError:
         return False
     return stat.rpartition(")")[2].split()[0] not in {"Z", "X"}
+
+
+def send(to: Iterable[int], number: signal.Signals) -> None:
+    """Send a signal to each of them that is still there: what was listed a moment ago may have ended since."""
+    wanted = list(to)
+    assert all(pid > 1 for pid in wanted), f"{wanted}: 0 would be the group of this very process"
+    for pid in wanted:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def parent_of(pid: int) -> int:
+    """Its parent."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def children_of(pid: int) -> set[int]:
+    """Its children, of all its threads."""
+    return {
+        int(child)
+        for one in Path(f"/proc/{pid}/task").glob("*/children")
+        for child in one.read_text().split()
+    }
 
 
 def pids() -> list[int]:

@@ -10,11 +10,13 @@ import sys
 import textwrap
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-from sky_monarch.errors import RunNotFoundError
+from sky_monarch import sdk
+from sky_monarch.errors import RunNotFoundError, SkyMonarchError
 from sky_monarch.launch.folder import RunFolder, find
 from sky_monarch.sdk.run import Run
 from tests.support.processes import with_variable
@@ -26,14 +28,15 @@ ENDED = {"SUCCEEDED", "FAILED", "FAILED_SETUP", "CANCELLED", "LOST"}
 
 
 class Workbench:
-    """Starts and ends jobs through the CLI and looks at them through the SDK, as the CLI does.
+    """Starts, ends and looks at runs through the SDK, as the CLI does, with an environment of its own.
 
-    A look through the CLI costs a second of a busy core, one through the SDK milliseconds: what a test waits
-    for must not be over before it is seen.
+    Each command typed costs half a second of a core, most of it imports; the same through the SDK milliseconds. So
+    :meth:`cli` is for what a test wants to know of the command itself. And what a test waits for must not be over
+    before it is seen.
 
     Attributes:
         home: State folder of this workbench.
-        env: Environment of every CLI call.
+        env: Environment of every launch and every CLI call.
     """
 
     def __init__(self, folder: Path, *, extra_env: dict[str, str] | None = None) -> None:
@@ -107,13 +110,37 @@ class Workbench:
         path.write_text(json.dumps(document, indent=1) + "\n" + textwrap.dedent(extra), encoding="utf-8")
         return path
 
+    @contextmanager
+    def shell(self) -> Iterator[None]:
+        """In this process, with the environment of :attr:`env` and nothing else."""
+        with mock.patch.dict("os.environ", self.env, clear=True), quiet_sockets():
+            yield
+
     def up(self, job: Path, *arguments: str, timeout_s: float = 60) -> str:
         """``up --detach``; returns the run's name."""
-        done = self.cli("up", str(job), "--detach", *arguments, timeout_s=timeout_s)
-        assert done.returncode == 0, done.stdout + done.stderr
+        options = _options_of(arguments)
+        if options is None:
+            done = self.cli("up", str(job), "--detach", *arguments, timeout_s=timeout_s)
+            assert done.returncode == 0, done.stdout + done.stderr
+        else:
+            try:
+                with self.shell(), sdk.up(job, timeout_s=timeout_s, **options):
+                    pass
+            except SkyMonarchError as error:
+                raise AssertionError(f"{job.name} does not come up: {error}") from error
         name = job.stem
         self.names.append(name)
         return name
+
+    def down(self, name: str, *, grace_s: float = 1.0) -> None:
+        """``down NAME --grace``."""
+        with self.shell(), Run(self.folder_of(name)) as run:
+            run.down(grace_s=grace_s)
+
+    def logs(self, name: str, *, replica: int | None = None) -> str:
+        """The text that ``logs NAME`` shows, without the names of the ranks before each line."""
+        with quiet_sockets(), Run(self.folder_of(name)) as run:
+            return "\n".join(line.line for line in run.logs(replica=replica))
 
     def status(self, name: str) -> dict[str, Any]:
         """What ``status NAME --json`` prints."""
@@ -184,7 +211,29 @@ class Workbench:
     def close(self) -> None:
         """End every run; used by the fixture, which then checks that nothing is left."""
         for name in self.names:
-            self.cli("down", name, "--grace", "1")
+            with suppress(SkyMonarchError, AssertionError):
+                if self.folder_of(name).provider == "skypilot":
+                    self.cli(
+                        "down", name, "--grace", "1"
+                    )  # SkyPilot has settings of its own in that environment
+                else:
+                    self.down(name)
+
+
+def _options_of(arguments: tuple[str, ...]) -> dict[str, Any] | None:
+    """What is typed after ``up``, as the SDK takes it; None where only the command line has such a word."""
+    options: dict[str, Any] = {}
+    if len(arguments) % 2:
+        return None
+    for option, value in zip(arguments[::2], arguments[1::2], strict=True):
+        match option:
+            case "--hosts" | "--spare":
+                options[option.removeprefix("--")] = int(value)
+            case "--inject":
+                options.setdefault("inject", []).append(value)
+            case _:
+                return None
+    return options
 
 
 def kill_agent_for_good(folder: RunFolder) -> None:

@@ -11,6 +11,8 @@ FILES = (
     "test_attacks_processes.py",
     "test_attacks_terminal.py",
     "test_budgets.py",
+    "test_controller_api.py",
+    "test_controller_peers.py",
     "test_controller_process.py",
     "test_diloco.py",
     "test_door.py",
@@ -57,17 +59,8 @@ WITHOUT = (
         f"{CONTROLLER}{test}": why
         for why, tests in {
             _SHOWN: (
-                "test_events_can_be_followed_and_resumed_by_id_until_the_run_ends",
                 "test_every_order_has_its_row_and_its_reason",
                 "test_secrets_and_token_stay_out_of_everything_but_the_private_file",
-                "test_a_thousand_groups_have_a_status",
-            ),
-            _REFUSED: (
-                "test_no_route_answers_without_the_token",
-                "test_bad_requests_are_refused_in_json_and_do_nothing",
-                "test_only_the_owner_can_reach_the_socket",
-                "test_a_stranger_is_refused",
-                "test_an_agent_of_an_unknown_host_is_dropped_with_a_notice",
             ),
             _ENDED: (
                 "test_a_run_goes_from_its_agent_to_success",
@@ -94,12 +87,22 @@ WITHOUT = (
         "test_launch_local.py::test_a_name_is_free_again_after_its_run_and_taken_while_processes_are_left": (
             _REFUSED
         ),
-        "test_channel.py::test_a_process_that_dies_is_noticed_at_once_and_leaves_the_socket_to_the_next": (
+        "test_session_channel.py::test_a_process_that_dies_is_noticed_at_once_and_leaves_the_socket_to_the_next": (
             "the kernel closes the connections of the dead: there is no step of ours to leave out"
         ),
+        "test_controller_api.py::test_events_can_be_followed_and_resumed_by_id_until_the_run_ends": _SHOWN,
+        "test_controller_api.py::test_a_thousand_groups_have_a_status": _SHOWN,
+        "test_controller_api.py::test_no_route_answers_without_the_token": _REFUSED,
+        "test_controller_api.py::test_bad_requests_are_refused_in_json_and_do_nothing": _REFUSED,
+        "test_controller_api.py::test_only_the_owner_can_reach_the_socket": _REFUSED,
+        "test_controller_peers.py::test_a_stranger_is_refused": _REFUSED,
+        "test_controller_peers.py::test_an_agent_of_an_unknown_host_is_dropped_with_a_notice": _REFUSED,
         "test_store_helper.py::test_a_client_that_connects_before_the_helper_exists_is_served": _SHOWN,
         "test_head_cluster.py::test_a_head_that_does_not_answer_is_ended_from_outside": (
             f"{_BESIDE}test_what_cannot_be_taken_down_is_named"
+        ),
+        "test_head_lost.py::test_down_while_a_lost_head_is_followed_ends_the_run": (
+            f"{_BESIDE}test_an_order_to_end_ends_a_head_that_is_still_being_launched"
         ),
         "test_provision_local.py::test_a_configuration_that_cannot_be_used_is_named": _REFUSED,
         "test_provision_skypilot.py::test_a_task_ends_its_cluster_itself_and_holds_its_secret_in_one_place": _SHOWN,
@@ -120,6 +123,8 @@ WITHOUT = (
         ),
         "test_actors_care.py::test_the_stacks_of_a_process_are_told_even_where_it_holds_pythons_lock": _SHOWN,
         "test_actors_stress.py::test_ranks_killed_at_random_come_back_and_every_call_ends": _MOMENTS,
+        "test_actors_stress_hosts.py::"
+        "test_ranks_and_hosts_killed_at_random_come_back_every_call_ends_and_nothing_is_held": _MOMENTS,
         "test_actor_programs.py::test_a_stopped_process_slows_who_writes_to_it_and_nobody_else_and_loses_nothing": (
             "nothing has failed that could be recovered"
         ),

@@ -1,4 +1,4 @@
-"""One process that has imported torch, and forks ranks of it: a test then pays for the import once.
+"""One process that has imported torch, and forks ranks of it: all tests together pay for the import once.
 
 Run as ``python -m tests.support.zygote``; :class:`Zygote` is the tests' end of it. Forking is safe here: the
 parent never starts a thread: no collective, no Tokio runtime, no backward pass.
@@ -18,6 +18,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from tests.support.processes import send
 from tests.support.waiting import PATIENCE
 
 REPO = Path(__file__).parents[2]
@@ -31,9 +32,9 @@ class Child:
         self.code: int | None = None
         self._ended = threading.Event()
 
-    def kill(self, signum: int = signal.SIGKILL) -> None:
+    def kill(self, signum: signal.Signals = signal.SIGKILL) -> None:
         if self.code is None:
-            os.kill(self.pid, signum)
+            send([self.pid], signum)  # it may have ended this moment
 
     def wait(self, within_s: float) -> int:
         """Exit code, negative for a signal."""
@@ -48,6 +49,7 @@ class Zygote:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._stderr = (folder / "zygote.log").open("wb")
+        self._log_from = 0
         # Not the working folder first: a test of a mutant puts its package there.
         path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(REPO)]))
         env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "RUST_LOG": "error"}
@@ -84,22 +86,30 @@ class Zygote:
         for line in self._process.stdout:
             news = json.loads(line)
             with self._changed:
-                child = self._children.setdefault(news["pid"], Child(news["pid"]))
                 if "code" in news:
+                    child = self._children.pop(news["pid"])  # its number may be given out again
                     child.code = news["code"]
                     child._ended.set()
                 else:
+                    self._children[news["pid"]] = child = Child(news["pid"])
                     self._born.append(child)
                 self._changed.notify_all()
 
     def log(self) -> str:
-        """What the children wrote to stderr."""
-        return (self.folder / "zygote.log").read_text(errors="replace")
+        """What the children wrote to stderr, since the last :meth:`begin`."""
+        return (self.folder / "zygote.log").read_bytes()[self._log_from :].decode(errors="replace")
+
+    def begin(self) -> None:
+        """End what others have left, and forget what it said."""
+        self.end_children()
+        self._log_from = (self.folder / "zygote.log").stat().st_size
 
     def end_children(self) -> None:
-        for child in self._children.values():
+        with self._changed:
+            left = list(self._children.values())
+        for child in left:
             child.kill(signal.SIGKILL)
-        for child in self._children.values():
+        for child in left:
             child.wait(10)
 
     def close(self) -> None:
@@ -158,8 +168,7 @@ def main() -> None:
                 sys.exit(code)
             alive.add(pid)
             print(json.dumps({"pid": pid}), flush=True)
-    for pid in alive:
-        os.kill(pid, signal.SIGKILL)
+    send(alive, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -145,7 +145,7 @@ def test_status_shows_groups_recoveries_and_exits(cli, start):
     }
     (folder.path / "status.json").write_text(json.dumps(status))
     table = cli("status").stdout.splitlines()
-    assert table[0].split() == ["NAME", "STATE", "STEP", "GROUPS", "RESTARTS", "AGE", "RUN"]
+    assert table[0].split() == ["NAME", "STATE", "STEP", "GROUPS", "RESTARTS", "LASTED", "RUN"]
     assert table[1].split()[:5] == ["x", "DEGRADED", "12/99", "1/2", "3"]
     details = cli("status", "x").stdout
     assert "replica 1 rank 0: exited with code 7" in details
@@ -162,6 +162,26 @@ def test_logs_have_a_prefix_unless_one_process_is_selected(cli, start):
     assert cli("logs", "x").stdout == "[0/0] line 0\n[1/0] line 1\n"
     assert cli("logs", "x", "--replica", 1).stdout == "[1/0] line 1\n"
     assert cli("logs", "x", "--replica", 1, "--rank", 0, "--tail", 1).stdout == "line 1\n"
+
+
+def test_logs_that_are_not_there_say_why(cli, start):
+    folder, _ = start()
+    (folder.path / "raw.bin").write_bytes(b"")
+    groups = [{"replica": 0, "state": "RUNNING", "generation": 2}, {"replica": 1, "generation": 3}]
+    write_json(folder.path / "status.json", {"groups": groups})
+
+    missing = cli("logs", "x", "--generation", 7)
+    assert missing.returncode == 2
+    assert "there is no generation 7" in missing.stderr
+    assert "replica 0 is at 2, replica 1 is at 3" in missing.stderr
+    one = cli("logs", "x", "--replica", 0, "--rank", 0, "--generation", 3)
+    assert "hint: replica 0 is at 2\n" in one.stderr
+    silent = cli("logs", "x", "--generation", 2)
+    assert (silent.returncode, silent.stdout, silent.stderr) == (0, "", "nothing was printed\n")
+    write_json(folder.path / "job.json", {"setup": ""})
+    assert cli("logs", "x", "--setup").stderr == "the job has no `setup`\n"
+    write_json(folder.path / "job.json", {"setup": "pip list"})
+    assert cli("logs", "x", "--setup").stderr == "`setup` has printed nothing\n"
 
 
 def test_logs_of_one_process_are_byte_exact(env, start):

@@ -69,6 +69,26 @@ def test_equal_intent_gives_an_equal_plan_and_an_equal_hash(case, around, form, 
     assert one.digest == other.digest
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("run: 'x'", 'run: "x\\n"'),
+        ("run: x", "run: |\n  x\n"),
+        ("run: x", "run: |+\n  x\n\n\n"),
+        ("run: x\nsetup: pip list", "run: 'x '\nsetup: |\n  pip list\n"),
+    ],
+)
+def test_line_ends_behind_a_command_are_no_other_intent(one, other):
+    jobs = [load_job(f"name: demo\nreplicas: 2\ninfra: slurm\n{text}\n") for text in (one, other)]
+
+    assert jobs[0].digest() == jobs[1].digest()
+    assert plan_clusters(jobs[0]).digest == plan_clusters(jobs[1]).digest
+
+
+def test_a_line_that_goes_on_keeps_its_end():
+    assert load_job('name: x\nreplicas: 1\nrun: "x \\\\\\n"\n').run == "x \\\n"
+
+
 def test_what_is_left_out_and_what_is_written_out_are_one_intent():
     short = plan("infra: runpod\nresources: {accelerators: MI300X:2}")
     image = short.choices[0].image
@@ -445,4 +465,22 @@ def test_a_spare_host_is_one_more_of_the_same_kind_without_groups_and_in_the_pri
     found = tasks(spared)
     assert found["demo-h3"]["resources"] == found["demo-h0"]["resources"], "as large as the fullest of them"
     assert any("2 hosts are spare ones" in note for note in spared.notes)
+
+
+def test_with_a_spare_host_any_may_get_the_groups_of_any_other_and_is_as_large():
+    sizes = "{accelerators: MI300X:4, gpus_per_host: 8, cpus: 8, memory_gib: 64}"
+    text = f"infra: oci\nreplicas: 3\nresources: {sizes}\nhead: here"
+    base = "name: demo\nranks_per_replica: 2\nrun: python train.py\n"
+    plain, spared = (plan(text + more, base).choices[0] for more in ("", "\nrecovery: {spare: 1}"))
+
+    asked = [(task["resources"]["cpus"], task["resources"]["memory"]) for task in tasks(plain).values()]
+    assert asked == [("16", "128"), ("8", "64")], "each as its groups need"
+    # demo-h0 is lost: its two go to demo-h2. Then demo-h1: its one goes to demo-h0. Then demo-h2, and all that is left
+    # for its two is demo-h1, which was made for one.
+    asked = [(task["resources"]["cpus"], task["resources"]["memory"]) for task in tasks(spared).values()]
+    assert asked == [("16", "128")] * 3
+
+
+def test_a_job_with_another_number_of_spare_hosts_is_another_plan():
+    text = "infra: oci\nresources: {accelerators: MI300X:4, gpus_per_host: 8, cpus: 8+}\nhead: here"
     assert plan(text).digest != plan(text + "\nrecovery: {spare: 2}").digest

@@ -67,6 +67,46 @@ def plan(text: str):
             "torch==2.9.0+cu126",
             "rocm",
         ),
+        (
+            "infra: k8s\nsetup: uv pip install torch --torch-backend=cu128\nresources: {accelerators: MI300X:2}",
+            "setup installs a build for CUDA (--torch-backend=cu128)",
+            "rocm",
+        ),
+        (
+            "infra: k8s\nsetup: UV_TORCH_BACKEND=cu126 uv sync\nresources: {accelerators: MI300X:2}",
+            "UV_TORCH_BACKEND=cu126",
+            "rocm",
+        ),
+        (
+            "infra: runpdo\nresources: {accelerators: MI300X:2}",
+            "nothing is known of this place",
+            "did you mean runpod?",
+        ),
+        (
+            "infra: runpod/mars\nresources: {accelerators: MI300X:2}",
+            "no region mars is known there",
+            "known are AU, CA, CZ",
+        ),
+        (
+            "infra: runpod/us\nresources: {accelerators: MI300X:2}",
+            "no region us is known there",
+            "did you mean runpod/US?",
+        ),
+        (
+            "infra: runpod/US-KS-2\nresources: {accelerators: MI300X:2}",
+            "US-KS-2 is a zone, not a region",
+            "write runpod/US/US-KS-2",
+        ),
+        (
+            "infra: runpod/US/US-KS-9\nresources: {accelerators: MI300X:2}",
+            "no zone US-KS-9 is known there",
+            "did you mean runpod/US/US-KS-",
+        ),
+        (
+            "infra: runpod\nresources: {accelerators: MI300X:4}",
+            "4 groups need 2 hosts of RunPod",
+            "ask for 2 GPUs a group or 2 groups, which share one host of 8 (now 16 GPUs)",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_with_its_fix(text, words, fix):

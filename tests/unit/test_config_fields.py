@@ -173,6 +173,34 @@ def test_preload_that_no_standby_can_use_gives_a_warning_and_a_job():
         assert [(problem.path, problem.severity) for problem in checked.problems] == [("preload", "warning")]
 
 
+@pytest.mark.parametrize(
+    ("infra", "words", "meant"),
+    [
+        (
+            "slurm/a/b/c/d",
+            "names more than a cluster and a partition: the form is slurm/CLUSTER/PARTITION",
+            "slurm/a/b",
+        ),
+        ("ssh/pool/host", "names more than a pool: the form is ssh/POOL", "ssh/pool"),
+        ("aws/us-east-1/a/b", "the form is aws/REGION/ZONE", "aws/us-east-1/a"),
+        ("k8s/", "has nothing after a /", "k8s"),
+        ("Kubernetes//context", "has nothing after a /", "k8s/context"),
+        ("local/", "local takes no /", "local"),
+    ],
+)
+def test_a_place_has_the_parts_of_its_kind_and_no_others(infra, words, meant):
+    checked = check_job(f"{VALID}infra: {infra}\n")
+
+    (problem,) = checked.problems
+    assert words in problem.message
+    assert problem.suggestion == meant
+
+
+def test_the_name_of_a_context_may_hold_slashes():
+    infra = "k8s/arn:aws:eks:us-east-1:1234:cluster/prod"
+    assert load_job(f"{VALID}infra: {infra}\n").infra == infra
+
+
 @pytest.mark.parametrize("infra", ["local", "Slurm/c1/gpu", "k8s", "runpod", "aws/us-east-1/a"])
 def test_infra_is_text_that_the_schema_accepts(infra):
     head, slash, tail = infra.partition("/")

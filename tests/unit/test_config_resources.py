@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from sky_monarch.config import Resources, check_job, load_job, require_supported
-from sky_monarch.errors import ConfigError
+from sky_monarch.config import Resources, check_job, load_job
 from sky_monarch.gpus import GPUS, Accelerator, UnknownGpuError, canonical_gpu, parse_accelerator
 
 VALID = "name: demo\nreplicas: 2\nranks_per_replica: 8\nrun: python train.py\n"
@@ -211,13 +210,3 @@ def test_ranks_that_cannot_share_the_accelerators_give_a_warning():
 
 def test_a_resources_object_made_in_python_reads_the_same_spellings():
     assert Resources(accelerators="mi300x : 8") == Resources(accelerators={"MI300X": 8})
-
-
-def test_what_this_version_cannot_launch_is_refused_by_name():
-    require_supported(load_job(VALID))
-    require_supported(load_job(VALID + "infra: slurm/a\n"))
-    with pytest.raises(ConfigError, match="TorchFT's knows no authentication") as caught:
-        require_supported(load_job(VALID + "infra: slurm/a\nlighthouse: torchft\n"))
-    assert "infra: local" in (caught.value.hint or "")
-    with pytest.raises(ConfigError, match="use_spot"):
-        require_supported(job("{any_of: [{use_spot: true}, {}]}"))

@@ -56,7 +56,7 @@ def test_a_number_of_steps_out_of_range_is_refused_with_the_range(steps):
 
 
 def test_a_job_of_python_and_one_of_an_older_run_folder_hold_to_the_same():
-    with pytest.raises(ValueError, match="every_step or diloco"):
+    with pytest.raises(ConfigError, match="every_step or diloco"):
         JobSpec(name="a", replicas=1, run="x", sync="never")
     public = JobSpec(name="a", replicas=1, run="x", sync="diloco(3)").public_dict()
     assert JobSpec.from_public(public, {}).sync == "diloco(3)"

@@ -54,7 +54,7 @@ def test_line_ends_a_byte_order_mark_and_comments_do_not_change_the_plan(tmp_pat
 def test_a_carriage_return_written_as_an_escape_does_not_reach_the_script():
     job = load_job('name: a\nreplicas: 1\nrun: "a\\r\\nb\\rc"\nsetup: "x\\r\\n"\n')
 
-    assert (job.run, job.setup) == ("a\nb\nc", "x\n")
+    assert (job.run, job.setup) == ("a\nb\nc", "x")
 
 
 def test_every_difference_of_content_changes_the_digest():
@@ -208,7 +208,7 @@ def test_bad_yaml_is_refused_with_its_place(text, line, column, words):
 def test_tabs_inside_a_script_are_kept():
     assert (
         load_job("name: a\nreplicas: 1\nrun: |\n  if true; then\n  \techo\tx\n  fi\n").run
-        == "if true; then\n\techo\tx\nfi\n"
+        == "if true; then\n\techo\tx\nfi"
     )
 
 

@@ -4,7 +4,7 @@ import gzip
 
 import pytest
 
-from sky_monarch.doctor import Severity, Situation, examine
+from sky_monarch.doctor import Severity, Situation, Wanted, examine
 from sky_monarch.doctor.kernel import direct_path
 from sky_monarch.doctor.limits import UNLIMITED, Limits
 from sky_monarch.doctor.tree import Tree
@@ -28,7 +28,7 @@ def look(host, **changes):
                 "limits": ENOUGH,
                 "report": report(host.devices),
                 "torch_hip": "7.1.25424",
-                "expect": host.devices,
+                "wanted": Wanted(devices=host.devices, exactly=True),
                 **changes,
             }
         )
@@ -157,15 +157,17 @@ def test_cards_on_the_bus_without_a_driver_are_an_error_not_an_empty_host(tmp_pa
     host = GpuHost(tmp_path)
     for node in range(2, 6):
         (tmp_path / NODES / str(node) / "properties").unlink()
-    found = look(host, expect=None)
+    found = look(host, wanted=None)
     assert not found.healthy
     assert "4 AMD device(s) on the PCI bus" in only(found, "gpu.driver").message
 
 
 def test_a_card_that_fell_off_the_bus_is_missed_where_it_is_expected(tmp_path):
-    found = look(GpuHost(tmp_path, cards=3), expect=4)
+    found = look(GpuHost(tmp_path, cards=3), wanted=Wanted(devices=4, exactly=True))
     assert bad(found) == {("gpu.count", "error")}
-    assert "3 device(s) in KFD where 4 should be" in only(found, "gpu.count").message
+    assert (
+        only(found, "gpu.count").message == "too few accelerators: 3 x MI300X; expected: 4 x any accelerator"
+    )
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ HOSTS = [
         "reason": "no \x1b[31mcapacity",
         "cost_usd": 0.5,
     },
+    {"host": "x-h2", "groups": [2], "attempt": 1, "phase": "UP", "stops_in_s": 21.7},
 ]
 
 
@@ -81,7 +82,7 @@ def ended(folder: RunFolder, **final) -> None:
 
 
 def test_status_shows_where_each_host_is_and_what_it_has_cost(cli, folder):
-    money = {"hosts": HOSTS, "cost_usd": 2.0, "wasted_usd": 0.5}
+    money = {"hosts": HOSTS, "cost_usd": 2.0, "wasted_usd": 0.5, "stops_in_s": 7500.0}
     (folder.path / "status.json").write_text(json.dumps({"replicas": 2, **money}))
 
     lines = cli("status", "x").stdout.splitlines()
@@ -91,12 +92,15 @@ def test_status_shows_where_each_host_is_and_what_it_has_cost(cli, folder):
     assert "3.20" in lines[2]
     assert "1.50 $" in lines[2]
     assert lines[3].endswith("no capacity")
+    assert "  UP, stops in 22 s  " in lines[4]
     assert "cost so far 2.00 $, of which 0.50 $ brought no step" in lines
+    assert "its budget ends it in 2h 05m, if hosts and prices stay as they are" in lines
     table = cli("status").stdout.splitlines()
     assert table[0].split()[-3:] == ["HOSTS", "COST", "RUN"]
-    assert table[1].split()[-4:-1] == ["1/2", "2.00", "$"]
+    assert table[1].split()[-4:-1] == ["2/3", "2.00", "$"]
     shown = json.loads(cli("status", "x", "--json").stdout)
-    assert [host["phase"] for host in shown["hosts"]] == ["UP", "WAITING"]
+    assert [host["phase"] for host in shown["hosts"]] == ["UP", "WAITING", "UP"]
+    assert [host["stops_in_s"] for host in shown["hosts"]] == [None, None, 21.7]
     assert (shown["cost_usd"], shown["wasted_usd"]) == (2.0, 0.5)
 
 

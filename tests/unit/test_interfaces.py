@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from sky_monarch.errors import ConfigError
@@ -43,3 +45,25 @@ def test_one_that_is_not_there_is_refused_with_those_that_are(variable: str, val
         check_interfaces({variable: value}, PRESENT)
     assert refused.value.hint is not None
     assert variable in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("GLOO_SOCKET_IFNAME", "^lo"), ("NCCL_SOCKET_IFNAME", "nosuch0")]
+)
+def test_a_session_refuses_it_before_it_reaches_for_anything(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    import torch
+
+    from sky_monarch.training import Session
+
+    monkeypatch.setenv(variable, value)
+    # Nobody listens there: it would be waited for.
+    monkeypatch.setenv("TORCHFT_LIGHTHOUSE", "http://127.0.0.1:9")
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    began = time.monotonic()
+    session = Session(model, optimizer, target_step=1)
+    with pytest.raises(ConfigError, match=rf"{variable} is .*this host has .*lo"), session:
+        pass
+    assert time.monotonic() - began < 5

@@ -17,8 +17,8 @@ ALLOWED = {
     "launch": {"config", "gpus"},
     # The launcher of a head that is a cluster keeps itself, as an agent does.
     "provision": {"launch", "config", "keeper", "service_log"},
-    # Who launches beyond this machine makes the run's certificates.
-    "sdk": {"launch", "config", "actors"},
+    # Who launches beyond this machine makes the run's certificates; who launches on it looks at what it has.
+    "sdk": {"launch", "config", "actors", "doctor"},
     # The hidden commands only hand their arguments on to the process modules.
     "cli": {
         *("sdk", "config", "launch", "doctor", "gpus", "tracebacks"),
@@ -30,7 +30,7 @@ ALLOWED = {
     "actor_host": {"actors"},
     "rdma": {"actors"},
     "agent": {"_core", "keeper", "enrolment", "head", "notice"},
-    "doctor": {"_core"},
+    "doctor": {"_core", "gpus"},
     "enrolment": set(),
     "head": {"enrolment", "launch"},
     "keeper": set(),

@@ -102,6 +102,31 @@ def test_a_launch_that_an_error_ended_may_have_billed_and_one_that_had_no_machin
     assert ledger.after(2.0).cost() == (usd, usd)
 
 
+@pytest.mark.parametrize(
+    ("kind", "left", "usd"),
+    [("capacity", False, 0.0), ("refused", False, 0.0), ("error", False, 8.0), ("capacity", True, 8.0)],
+)
+def test_an_attempt_that_goes_on_in_another_place_bills_each_place_by_its_own_price(
+    kind: str, left: bool, usd: float
+) -> None:
+    ledger = Ledger()
+    ledger.report("a", 1, "launching", 8.0, choice=0)
+    ledger.after(1.0).report("a", 1, "launching", 48.0, choice=1, kind=kind, left=left)
+    assert ledger.restarted().after(0.5).cost() == (usd + 24.0, usd + 24.0)
+    ledger.report("a", 1, "launched", 48.0, choice=1)
+    ledger.connects("a", 1)
+    ledger.commits("a")
+    ledger.after(0.5).report("a", 1, "down", choice=1)
+    assert ledger.after(1.0).cost() == (usd + 48.0, usd + 24.0)
+
+
+def test_a_place_without_a_known_price_does_not_bill_by_that_of_the_one_before() -> None:
+    ledger = Ledger()
+    ledger.report("a", 1, "launching", 8.0, choice=0)
+    ledger.after(1.0).report("a", 1, "launching", None, choice=1, kind="capacity", left=False)
+    assert ledger.after(1.0).book.cost(*ledger.now).unpriced
+
+
 @pytest.mark.parametrize("kind", ["error", "capacity", "refused", "credentials"])
 @pytest.mark.parametrize("again", [False, True])
 def test_what_a_failed_launch_leaves_behind_bills_until_it_is_down(kind: str, again: bool) -> None:

@@ -11,9 +11,13 @@ from typing import Any
 import pytest
 
 from sky_monarch import agent, notice
+from sky_monarch.config import load_job
 from sky_monarch.errors import ConfigError
-from sky_monarch.launch.notices import notices_on, preemption_hook
-from sky_monarch.provision.host_task import address
+from sky_monarch.launch.bootstrap import shipped
+from sky_monarch.launch.cluster_plan import plan_clusters
+from sky_monarch.launch.notices import FOLDER, SHIP, notices_on, preemption_hook
+from sky_monarch.launch.tasks import ADDED, IDLE_MINUTES
+from sky_monarch.provision.host_task import address, armed
 from sky_monarch.provision.provider import HostOrder
 from tests.support.waiting import eventually
 
@@ -84,10 +88,41 @@ def test_the_agent_asks_the_cloud_that_it_is_on(infra: str, kind: str) -> None:
     assert notices_on(infra) == {"kind": kind}
 
 
+ORDER = HostOrder(host="demo-h1", attempt=2, want="up", agent={"run_id": "demo-1"}, enrolment="hush-hush")
+
+
+def planned(infra: str) -> dict[str, Any]:
+    """The task of a host, as `plan` prints it."""
+    apart = "placement: any\nsync: diloco(20)\n"  # for places whose hosts have no network of their own
+    text = f"name: demo\nreplicas: 2\nrun: x\ninfra: {infra}\nresources: {{accelerators: MI300X:8}}\n{apart}"
+    choice = plan_clusters(load_job(text)).choices[0]
+    return dict(choice.documents())["demo-h1"]
+
+
 def addressed(infra: str) -> dict[str, Any]:
-    order = HostOrder(host="demo-h1", attempt=2, want="up", agent={"run_id": "demo-1"}, enrolment="hush-hush")
-    task = {"resources": {"infra": infra}, "envs": {"SKY_MONARCH_SHIP": "0.1.0-abc"}, "run": "x"}
-    return address(task, order)
+    """The same, as it is launched."""
+    ship = shipped(planned(infra), ship_id="0.1.0-abc", files=Path("/run/host"), workdir=Path("/run/workdir"))
+    return armed(address(ship, ORDER), infra=None, autodown_minutes=IDLE_MINUTES)
+
+
+@pytest.mark.parametrize("infra", ["k8s/context", "ssh/pool", "oci", "slurm/alps/gpu"])
+def test_what_a_plan_prints_is_the_very_task_that_is_launched_but_for_what_it_says_is_added(
+    infra: str,
+) -> None:
+    whole, said = addressed(infra), planned(infra)
+
+    for added in ADDED:
+        field, _, name = added.partition(" ")
+        if field in ("envs", "secrets"):
+            del whole[field][name]
+        elif field == "workdir":
+            whole["workdir"] = said["workdir"]
+        elif field == "file_mounts":
+            del whole[field]
+    assert whole.pop("secrets") == {}
+    text = json.dumps(whole).replace("0.1.0-abc", SHIP).replace("demo-1/demo-h1-a2", FOLDER)
+    assert json.loads(text) == said
+    assert bool(said.get("config")) == infra.startswith(("k8s", "ssh")), "the hook for pre-emption"
 
 
 def test_a_pod_has_the_hook_and_a_host_of_a_cloud_asks_that() -> None:

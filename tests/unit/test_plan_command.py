@@ -18,6 +18,7 @@ from sky_monarch.cli import app, up
 from sky_monarch.config import check_job
 from sky_monarch.launch import skypilot
 from sky_monarch.launch.cluster_plan import plan_clusters
+from sky_monarch.launch.review import review
 from sky_monarch.sdk import _up
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,6 +55,11 @@ def run(tmp_path, monkeypatch):
     return call
 
 
+@pytest.fixture
+def script(tmp_path):
+    (tmp_path / "train.py").touch()
+
+
 def documents(text: str, version: tuple[int, int] = (1, 1)) -> list[dict]:
     reader = YAML(typ="safe", pure=True)
     reader.version = version
@@ -71,6 +77,7 @@ def test_the_plan_shows_candidates_in_order_with_price_and_day_and_the_tasks_of_
     assert "refused: MI300X:2 spot on do: DigitalOcean has no spot capacity; leave use_spot out" in shown
     assert "demo-h0" in shown
     assert "lighthouse and controller: on demo-h0" in shown
+    assert "1: no price for spot was read for RunPod: $/H is that of on-demand capacity" in shown
 
 
 def test_what_is_shown_as_yaml_is_exactly_the_plan(run):
@@ -78,6 +85,7 @@ def test_what_is_shown_as_yaml_is_exactly_the_plan(run):
     for number, choice in enumerate(values["choices"], start=1):
         text = run("plan", "job.yaml", "--yaml", "--candidate", str(number)).stdout
         assert documents(text) == [entry["task"] for entry in choice["tasks"]]
+        assert text.startswith("# `up` adds what only a run knows: file_mounts (this sky-monarch), ")
     shown = run("plan", "job.yaml").stdout
     assert documents(shown[shown.index("---\n") :]) == documents(run("plan", "job.yaml", "--yaml").stdout)
 
@@ -88,7 +96,12 @@ def test_the_name_of_the_run_is_that_of_its_clusters(run):
     assert values["choices"][0]["hosts"][0]["cluster"] == "other-h0"
 
 
-def test_a_dry_run_elsewhere_is_the_same_plan_with_what_hosts_would_get(run, tmp_path):
+@pytest.fixture
+def with_skypilot(monkeypatch):
+    monkeypatch.setattr(skypilot, "installed", lambda: True)
+
+
+def test_a_dry_run_elsewhere_is_the_same_plan_with_what_hosts_would_get(run, tmp_path, with_skypilot, script):
     (tmp_path / "data").mkdir()
     (tmp_path / "data/big.bin").write_bytes(b"x" * 100)
     (tmp_path / ".gitignore").write_text("data\n")
@@ -98,14 +111,14 @@ def test_a_dry_run_elsewhere_is_the_same_plan_with_what_hosts_would_get(run, tmp
     plan = run("plan", "job.yaml").stdout
     assert dry.stdout.startswith(plan)
     size = len(JOB) + len("data\n")
-    assert f"each host gets 2 files, {size} B of {tmp_path}" in plan
+    assert f"each host gets 3 files, {size} B of {tmp_path}" in plan
     assert ".whl" in dry.stdout.removeprefix(plan)
     assert "nothing was started" in dry.stderr
     values = json.loads(run("up", "job.yaml", "--dry-run", "--json").stdout)
     ship, planned = values.pop("ship"), json.loads(run("plan", "job.yaml", "--json").stdout)
     assert planned.pop("ship").items() <= ship.items()
     assert values == planned
-    assert (ship["files"], ship["bytes"]) == (2, size)
+    assert (ship["files"], ship["bytes"]) == (3, size)
 
 
 def test_a_plan_shows_what_would_travel_before_anything_does(run, tmp_path):
@@ -130,16 +143,106 @@ def test_a_plan_shows_what_would_travel_before_anything_does(run, tmp_path):
     assert time.monotonic() - began_s < 3, "it looks at no file of it"
 
 
-def test_a_dry_run_says_what_up_would_refuse(run, tmp_path):
-    said = run("up", "job.yaml", "--dry-run").stderr
-    assert "`up` leaves out MI300X:8 spot on runpod" in said
-    (tmp_path / "job.yaml").write_text(ALONE)
-    said = run("up", "job.yaml", "--dry-run").stderr
-    assert "`up` would refuse" in said
-    assert "head: here" in said
+def test_a_plan_and_a_dry_run_say_what_up_leaves_out(run, with_skypilot, script):
+    for words in (["plan", "job.yaml"], ["up", "job.yaml", "--dry-run"]):
+        done = run(*words)
+        assert "note: `up` leaves out MI300X:8 spot on runpod" in done.stderr
+        assert "leaves out" not in done.stdout, "of which `sky launch` takes the tasks"
+    values = json.loads(run("plan", "job.yaml", "--json").stdout)
+    assert values["up"]["refusals"] == []
+    assert "MI300X:8 spot on runpod" in values["up"]["left_out"][0]
 
-    said = run("up", "job.yaml", "--dry-run", "--head", "here").stderr
-    assert "`up` would refuse" not in said
+
+APART = "placement: any\nsync: diloco(20)\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (ALONE, "lighthouse and controller would run on demo-h0, with all groups, and be lost with them"),
+        (
+            JOB.replace("infra: runpod", "infra: oci\nhead: api-server").partition("resources")[0]
+            + "run: python train.py\nsecrets: {TOKEN: canary}\n",
+            "runs requests and its administrator's plugins",
+        ),
+        (
+            ALONE.replace("MI300X:2", "MI300X:4").replace("secrets", f"{APART}head: cluster\nsecrets"),
+            "nobody could dial a head that is one of them",
+        ),
+        (
+            ALONE.replace("MI300X:2", "MI300X:4").replace("secrets", f"{APART}lighthouse: torchft\nsecrets"),
+            "TorchFT's lighthouse knows no rendezvous that a tunnel reaches",
+        ),
+        (
+            ALONE.replace("infra: runpod", "infra: slurm\nlighthouse: torchft"),
+            "TorchFT's knows no authentication",
+        ),
+        ("name: x\nreplicas: 2\nrun: x\nhead: api-server\nsecrets: {T: canary}\n", "has its head here"),
+        (
+            "name: x\nreplicas: 2\nrun: x\nrecovery: {spare: 1}\nsecrets: {T: canary}\n",
+            "no hosts that could be lost",
+        ),
+    ],
+    ids=["lost-head", "api-server", "tunnel-head", "tunnel-torchft", "torchft", "local-head", "local-spare"],
+)
+def test_what_up_refuses_plan_and_a_dry_run_say_in_its_words_and_with_its_exit_code(
+    run, tmp_path, with_skypilot, text, words
+):
+    (tmp_path / "job.yaml").write_text(text)
+
+    refused = run("up", "job.yaml", "--head-address", "127.0.0.1", code=2).stderr
+    error = next(line for line in refused.splitlines() if line.startswith("error: "))
+    assert words in error
+
+    planned = run("plan", "job.yaml", code=2)
+    assert f"note: `up` would refuse: {error.removeprefix('error: ')}" in planned.stderr
+    assert "plan " in planned.stdout, "it is shown all the same"
+    assert error.removeprefix("error: ") in [
+        one["message"]
+        for one in json.loads(run("plan", "job.yaml", "--json", code=2).stdout)["up"]["refusals"]
+    ]
+    dry = run("up", "job.yaml", "--dry-run", "--head-address", "127.0.0.1", code=2)
+    assert error.removeprefix("error: ") in dry.stderr
+    assert "nothing was started" not in dry.stderr
+
+
+def test_a_dry_run_goes_the_way_of_up_to_its_end(run, tmp_path, with_skypilot, script):
+    (tmp_path / "job.yaml").write_text(ALONE)
+
+    said = run("up", "job.yaml", "--dry-run", "--head", "here", "--head-address", "127.0.0.1").stderr
+    assert "`up` would" not in said
+    assert "nothing was started (--dry-run)" in said
+    for more, words in (
+        (["--inject", "kill:replica=9"], "replica"),
+        (["--head-address", "192.0.2.1"], "192.0.2.1"),
+    ):
+        said = run("up", "job.yaml", "--dry-run", "--head", "here", *more, code=2).stderr
+        assert "note: `up` would refuse: " in said
+        assert words in said
+
+
+@pytest.mark.skipif(skypilot.installed(), reason="SkyPilot is installed here")
+def test_a_plan_names_what_a_launch_needs_here_and_needs_none_of_it(run, tmp_path, monkeypatch):
+    (tmp_path / "job.yaml").write_text(SLURM)
+    missing = "`up` would not start from this machine: hosts are launched by SkyPilot, which is not installed"
+
+    assert missing in run("plan", "job.yaml").stderr
+    assert missing in run("up", "job.yaml", "--dry-run", code=2).stderr
+
+    monkeypatch.setattr(
+        "sky_monarch.config.checkpoint_target.require_client.__kwdefaults__", {"find": lambda _: None}
+    )
+    stored = "replicas: 2\nrun: 'true'\nsecrets: {T: canary}\ncheckpoint: {to: s3://bucket/job, every_steps: 200}\n"
+    (tmp_path / "job.yaml").write_text(f"name: here\n{stored}")
+    planned = run("plan", "job.yaml").stderr
+    assert (
+        "checkpoint.to: s3:// needs fsspec, which is not installed; pip install 'sky-monarch[s3]'" in planned
+    )
+    assert "s3:// needs fsspec" in run("up", "job.yaml", code=2).stderr
+    (tmp_path / "job.yaml").write_text(f"name: there\ninfra: k8s\n{stored}")
+    planned = run("plan", "job.yaml")
+    assert "checkpoint.to needs s3fs on each host" in planned.stdout, "whatever is here"
+    assert "s3://" not in planned.stderr
 
 
 def test_up_elsewhere_is_refused_after_the_plan_was_checked(run, tmp_path):
@@ -167,7 +270,7 @@ SLURM = "name: demo\nreplicas: 2\ninfra: slurm\nresources: {accelerators: MI300X
 def test_without_skypilot_up_elsewhere_says_how_to_get_it(run, tmp_path):
     (tmp_path / "job.yaml").write_text(SLURM)
 
-    refused = run("up", "job.yaml", "--head-address", "127.0.0.1", "--yes", code=1)
+    refused = run("up", "job.yaml", "--head-address", "127.0.0.1", "--yes", code=2)
 
     assert "SkyPilot, which is not installed" in refused.stderr
     assert "pip install 'sky-monarch[sky]'" in refused.stderr
@@ -260,7 +363,10 @@ def test_an_error_is_json_where_json_was_asked_for(run, tmp_path):
 
 
 def test_a_candidate_that_is_not_there_is_refused(run):
-    assert "2 candidates" in run("plan", "job.yaml", "--candidate", "3", code=2).stderr
+    said = run("plan", "job.yaml", "--candidate", "3", code=2).stderr
+
+    assert "there is no candidate 3" in said
+    assert "--candidate takes 1 (MI300X:8 spot on runpod), 2 (MI300X:8 on oci)" in said
 
 
 def test_a_local_job_is_planned_without_tasks(run, tmp_path):
@@ -300,8 +406,10 @@ def test_each_template_is_a_valid_job_that_is_planned_and_short_enough_to_read(p
     assert checked.job is not None
     assert len(path.read_text().splitlines()) <= 40
 
-    found = plan_clusters(checked.job)
+    said = review(checked.job)
+    found = said.plan
 
+    assert (said.refusals, said.left_out) == ((), ()), "`up` takes it as it is"
     assert found.refused == ()
     for choice in found.choices:
         assert sorted(group for host in choice.hosts for group in host.groups) == list(

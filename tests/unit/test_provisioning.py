@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from sky_monarch.controller import provisioning
 from sky_monarch.controller.memory import Memory
 from sky_monarch.controller.money import Budget
+from sky_monarch.controller.notices import Notices
 from sky_monarch.controller.provisioning import Provisioning
 from tests.support.host_policies import LIMITS
 from tests.unit.test_plans import settings
@@ -160,6 +162,46 @@ def test_status_has_hosts_and_their_cost() -> None:
         assert first["since_ms"] == one.rows[-1]["wall_ms"]
         assert facts["cost_usd"] == first["cost_usd"] > 100
         assert facts["wasted_usd"] == facts["cost_usd"], "nothing was committed yet"
+
+    served(test)
+
+
+@pytest.mark.parametrize(
+    ("budget", "stops_in_s"),
+    [(Budget(), None), (Budget(max_hours=2.0), 7200.0), (Budget(max_usd=5.0, max_hours=2.0), 1800.0)],
+)
+def test_status_says_when_the_budget_will_end_the_run(budget: Budget, stops_in_s: float | None) -> None:
+    async def test(one: Served) -> None:
+        one.hosts.report({"host": "h0", "attempt": 1, "state": "launched", "usd_per_hour": 10.0})
+        await asyncio.sleep(0.02)
+        assert one.hosts.facts()["stops_in_s"] == (
+            None if stops_in_s is None else pytest.approx(stops_in_s, abs=5.0)
+        )
+        one.record({"event": "down_requested", "grace_s": 0.0, "reason": "down"})
+        assert one.hosts.facts()["stops_in_s"] is None, "something else ends it"
+
+    served(test, budget)
+
+
+def test_status_has_the_seconds_that_a_host_under_notice_has_left() -> None:
+    async def test(one: Served) -> None:
+        one.hosts.report({"host": "h0", "attempt": 1, "state": "launched", "usd_per_hour": 3.0})
+        assert [host["stops_in_s"] for host in one.hosts.facts()["hosts"]] == [None] * 3
+        told = {"event": "host_leaving", "host": "h0", "kind": "azure", "reason": "Preempt", "grace_s": 30.0}
+        one.record({**told, "received_ns": time.monotonic_ns() - 12_000_000_000})
+        first = one.hosts.facts()["hosts"][0]
+        assert 17.0 <= first["stops_in_s"] <= 18.0
+
+        one.record({**told, "received_ns": time.monotonic_ns() - 40_000_000_000})
+        assert one.hosts.facts()["hosts"][0]["stops_in_s"] == 0.0, "never less"
+        kept = one.memory.summary()["notices"]
+        assert list(kept) == ["h0"]
+        anew = Notices()
+        anew.restore(json.loads(json.dumps(kept)))
+        at_ns, at_ms, _ = kept["h0"]
+        assert anew.left_s("h0", int(at_ns) - 1, int(at_ms) + 10_000) == 20.0, "the machine was started anew"
+        one.hosts.report({"host": "h0", "attempt": 1, "state": "ended"})
+        assert one.hosts.facts()["hosts"][0]["stops_in_s"] is None, "the next attempt has heard nothing"
 
     served(test)
 

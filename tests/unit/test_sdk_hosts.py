@@ -17,6 +17,7 @@ HOST = {
     "reason": None,
     "gone": False,
     "since_ms": 5,
+    "stops_in_s": 21.5,
     "place": "RunPod/CA-MTL-1",
     "choice": 0,
     "usd_per_hour": 16.0,

@@ -122,6 +122,11 @@ answers.update({
 })
 out["done"] = {name: attempt(lambda: skypilot.is_done(name)) for name in ("running", "full", "cancelled", "lost")}
 out["find"] = [attempt(lambda: skypilot.find_launch("demo-h0", since)) for since in (0, 1_500_000, 2_500_000)]
+ended = {"name": "demo-old", "status": None, "resources": sky.Resources(infra="oci")}
+report = request("sky.cost_report", None)
+report.set_return_value([ended])
+answers["request-cost_report"] = report
+out["knew"] = [attempt(lambda: skypilot.knew(name)) for name in ("demo-h0", "demo-old", "demo-never")]
 out["results"] = {name: attempt(lambda: skypilot.launched(name)) for name in ("full", "nobody", "cancelled")}
 out["gone"] = attempt(lambda: skypilot.result("gone"))
 out["none"] = attempt(lambda: skypilot.clusters("none"))
@@ -245,6 +250,10 @@ def test_the_newest_launch_of_a_cluster_is_found_since_a_moment(said):
     assert all("request_body" not in query["fields"] for query in listed), (
         "tasks and secrets are not asked for"
     )
+
+
+def test_a_server_remembers_a_cluster_by_its_launch_or_by_its_history(said):
+    assert said[0]["knew"] == [{"value": True}, {"value": True}, {"value": False}]
 
 
 def test_what_a_launch_ended_with_is_understood(said):

@@ -19,6 +19,7 @@ from sky_monarch.config import check_job, load_job
 from sky_monarch.launch.cluster_plan import plan_clusters
 from sky_monarch.launch.offers import known_offers
 from sky_monarch.launch.yaml_text import yaml_text
+from sky_monarch.sdk.actor_hosts import hosts_job
 
 ROOT = Path(__file__).resolve().parents[2]
 OWN = ROOT / ".venv-sky/bin/python"
@@ -143,6 +144,17 @@ def answers(tmp_path_factory):
     home = tmp_path_factory.mktemp("home")
     write_catalogs(home)
     jobs = [load_job(f"name: demo\nreplicas: 4\nranks_per_replica: 2\nrun: x\n{text}\n") for text in JOBS]
+    # Hosts for actors: `sky_monarch.launch_hosts`.
+    jobs += [
+        hosts_job(
+            2,
+            {"name": "actors", "workdir": "/tmp", "infra": infra, "resources": {"accelerators": "MI300X:8"}},
+            keys="c2VjcmV0",
+            python="python",
+            dial="10.0.0.1:2222",
+        )
+        for infra in ("slurm", "k8s", "oci")
+    ]
     jobs += [check_job(path).job for path in sorted((ROOT / "task_templates").glob("*.yaml"))]
     given = [
         (choice, cluster, task)
@@ -222,7 +234,8 @@ def test_skypilot_finds_the_host_that_the_plan_names_at_its_price(said):
         found = dict(map(tuple, answer["found"]))
         assert choice.instance in found, answer["reason"]
         if choice.usd_per_hour is not None:
-            each = choice.usd_per_hour / len(choice.hosts)
+            hosts = choice.usd_per_hour - (choice.head_usd_per_hour or 0.0)  # a head has a price of its own
+            each = hosts / len(choice.hosts)
             assert found[choice.instance] == pytest.approx(each * task["num_nodes"])
             checked += 1
     assert checked >= 5

@@ -45,13 +45,19 @@ def run_without_core(folder: Path, *arguments: str) -> subprocess.CompletedProce
 
 def test_a_local_up_without_the_core_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("name: x\nreplicas: 2\nrun: sleep 60\n")
-    for launcher in (["validate", "job.yaml"], ["up", "job.yaml", "--dry-run"]):
+    for launcher in (["validate", "job.yaml"], ["plan", "job.yaml"]):
         done = run_without_core(tmp_path, *launcher)
         assert done.returncode == 0, done.stderr
+    dry = run_without_core(tmp_path, "up", "job.yaml", "--dry-run")
+    assert dry.returncode == 2
+    assert "sync: every_step" in dry.stdout, "the plan is shown"
+    assert (
+        "note: `up` would not start from this machine: this installation has no compiled core" in dry.stderr
+    )
 
     done = run_without_core(tmp_path, "up", "job.yaml")
 
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "no compiled core" in done.stderr
     assert "hint:" in done.stderr
     assert not (tmp_path / "state").exists()

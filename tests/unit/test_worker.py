@@ -47,6 +47,7 @@ class Standby:
         self, command: Sequence[str], cwd: Path, *, preload: str = "", options: Sequence[str] = ()
     ) -> None:
         self.agent, theirs = socket.socketpair()
+        self.said: list[str] = []
         argv = [sys.executable, "-m", "sky_monarch.worker", "--standby"]
         argv += ["--preload", preload] if preload else []
         argv += [*options, "--", sys.executable, *command]
@@ -64,8 +65,12 @@ class Standby:
         self.agent.settimeout(LIMIT_S)
 
     def promote(self, **env: str) -> subprocess.CompletedProcess[str]:
-        if self.agent.recv(100) != b"ready\n":
-            raise AssertionError(self.finish())
+        said = b""
+        while not said.endswith(b"ready\n"):
+            if not (part := self.agent.recv(4096)):
+                raise AssertionError(self.finish())
+            said += part
+        self.said = said.decode().splitlines()[:-1]
         self.agent.sendall(json.dumps({"env": env}).encode() + b"\n")
         return self.finish()
 
@@ -191,6 +196,9 @@ def test_preload_happens_before_the_promotion_and_with_the_scripts_own_path(scri
     assert done.stdout == "True True\n"
     assert done.stderr.count("\n") == 1
     assert "cannot import nosuchmodule" in done.stderr
+    assert standby.said == [
+        "short cannot import nosuchmodule: ModuleNotFoundError: No module named 'nosuchmodule'"
+    ], "its agent hears of it"
 
 
 def test_a_standby_that_is_promoted_before_it_is_ready_runs_all_the_same(scripts: Path) -> None:
