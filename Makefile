@@ -16,7 +16,7 @@ RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust_core -name '*.rs' -o -na
 
 .PHONY: help
 help: ## Show this list.
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: $(VENV)/.train ## Train four replica groups here, kill one, watch it rejoin.

@@ -166,7 +166,7 @@ class Attached:
     def kill_late(self, procs: list[Proc]) -> None:
         """Kill those of them that have not ended by now, which nobody may wait for."""
         with suppress(LaunchError):  # those of a starter that is gone are gone with it
-            self.kill([proc for proc in procs if not proc.ended.is_set()])
+            self.kill(procs)
 
     def lost(self, folder: str, reason: str) -> None:
         """A host is lost."""

@@ -17,22 +17,11 @@ from tests.support.proxy import Proxy
 from tests.support.served import Served
 from tests.support.waiting import PATIENCE, eventually
 
+pytestmark = pytest.mark.usefixtures("actors_end")
+
 LIMIT_S = 30
 MESSAGES = 3000
 RESET_BYTES = 300_000
-
-
-@pytest.fixture(autouse=True)
-def _all_ends():
-    yield
-    shutdown()
-
-
-@pytest.fixture
-def failures(monkeypatch):
-    seen = []
-    monkeypatch.setattr("sky_monarch.actor.unhandled_fault_hook", seen.append)
-    return seen
 
 
 @pytest.fixture

@@ -8,27 +8,16 @@ import time
 
 import pytest
 
-from sky_monarch.actor import RestartPolicy, local_hosts, shutdown, this_host
+from sky_monarch.actor import RestartPolicy, local_hosts, this_host
 from sky_monarch.actors.runtime import runtime
 from sky_monarch.errors import ConfigError, LaunchError, NoCapacityError
 from tests.support.actors import Caller, FarOwner, Plain
 from tests.support.processes import children_of, is_alive, parent_of
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.usefixtures("actors_end")
+
 LIMIT_S = 30
-
-
-@pytest.fixture(autouse=True)
-def _all_ends():
-    yield
-    shutdown()
-
-
-@pytest.fixture
-def failures(monkeypatch):
-    seen = []
-    monkeypatch.setattr("sky_monarch.actor.unhandled_fault_hook", seen.append)
-    return seen
 
 
 def kill_host_of(pid: int) -> None:

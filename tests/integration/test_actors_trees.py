@@ -7,26 +7,15 @@ import signal
 
 import pytest
 
-from sky_monarch.actor import local_hosts, shutdown
+from sky_monarch.actor import local_hosts
 from tests.support.actors import Branch
 from tests.support.processes import is_alive
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.usefixtures("actors_end")
+
 LIMIT_S = 60
 LEVELS = 4
-
-
-@pytest.fixture(autouse=True)
-def _all_ends():
-    yield
-    shutdown()
-
-
-@pytest.fixture
-def failures(monkeypatch):
-    seen = []
-    monkeypatch.setattr("sky_monarch.actor.unhandled_fault_hook", seen.append)
-    return seen
 
 
 @pytest.fixture

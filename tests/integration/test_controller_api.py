@@ -25,19 +25,6 @@ ROUTES = [
 ]
 
 
-@pytest.fixture
-def run(tmp_path: Path):
-    with controller(tmp_path) as started:
-        yield started
-
-
-@pytest.fixture
-def agent(run: ControllerRun):
-    connected = ScriptedAgent(run).connect()
-    yield connected
-    connected.close()
-
-
 @pytest.fixture(scope="module")
 def shared_run(module_path: Path):
     with controller(module_path) as started:

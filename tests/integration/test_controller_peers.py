@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sky_monarch.actors.channel_client import ChannelClient
 from sky_monarch.errors import PeerRefusedError
-from tests.support.controllers import RUN_ID, TOKEN, ControllerRun, ScriptedAgent, controller, trains
+from tests.support.controllers import RUN_ID, TOKEN, ControllerRun, ScriptedAgent, trains
 from tests.support.waiting import eventually
-
-
-@pytest.fixture
-def run(tmp_path: Path):
-    with controller(tmp_path) as started:
-        yield started
-
-
-@pytest.fixture
-def agent(run: ControllerRun):
-    connected = ScriptedAgent(run).connect()
-    yield connected
-    connected.close()
-
 
 HOSTILE: list[object] = [
     7,

@@ -12,23 +12,8 @@ import threading
 from contextlib import closing
 from pathlib import Path
 
-import pytest
-
 from tests.support.controllers import ROOT, TOKEN, ControllerRun, ScriptedAgent, controller, trains
 from tests.support.waiting import eventually
-
-
-@pytest.fixture
-def run(tmp_path: Path):
-    with controller(tmp_path) as started:
-        yield started
-
-
-@pytest.fixture
-def agent(run: ControllerRun):
-    connected = ScriptedAgent(run).connect()
-    yield connected
-    connected.close()
 
 
 def test_a_run_goes_from_its_agent_to_success(run: ControllerRun, agent: ScriptedAgent) -> None:
