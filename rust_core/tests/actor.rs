@@ -10,10 +10,10 @@ use sky_monarch_core::actor::{self, Actor, ActorRef, Context, Ending, Options, S
 use sky_monarch_core::{Error, ErrorKind, Result};
 use tokio::sync::{Notify, oneshot};
 
-const SOON: Duration = Duration::from_secs(5);
+const SOON: Duration = Duration::from_secs(20);
 
 async fn soon<T>(future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(SOON, future).await.expect("within five seconds")
+    tokio::time::timeout(SOON, future).await.expect("within twenty seconds")
 }
 
 /// Does what it is told; counts its drops.

@@ -143,7 +143,7 @@ fn where_not_even_the_abort_ends_the_process_ends_itself_and_says_why_last() {
                 ended.last
             );
         }
-        assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
+        assert!(begun.elapsed() < 2 * LIMIT, "{:?}", begun.elapsed());
     }
 }
 
@@ -242,13 +242,13 @@ mod scenario {
             std::fs::read(&file).expect("the id")
         }
 
-        fn try_join(&self) -> GpuResult<Communicator> {
+        fn try_join(&self, id: &[u8]) -> GpuResult<Communicator> {
             let gpu = runtime().expect("open");
-            Communicator::start(gpu, 1, &self.id(), (self.rank, self.ranks), self.options)
+            Communicator::start(gpu, 1, id, (self.rank, self.ranks), self.options)
         }
 
         fn join(&self) -> Communicator {
-            self.try_join().expect("all come")
+            self.try_join(&self.id()).expect("all come")
         }
 
         fn memory(&self, bytes: &[u8]) -> Memory {
@@ -356,11 +356,12 @@ mod scenario {
     #[ignore = "runs as one of several processes"]
     fn is_not_joined() {
         let own = Rank::come();
+        let id = own.id();
         let begun = Instant::now();
-        let error = own.try_join().err().expect("a rank is missing");
+        let error = own.try_join(&id).err().expect("a rank is missing");
         assert_eq!(error.class(), ErrorClass::Retryable, "{error}");
         assert!(error.to_string().contains("a rank is missing"), "{error}");
-        assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+        assert!(begun.elapsed() < LIMIT, "{:?}", begun.elapsed());
     }
 
     #[test]
@@ -397,7 +398,7 @@ mod scenario {
         let error = own.wait(&comm).expect_err("it hangs");
         assert_eq!(error.class(), ErrorClass::CommunicatorFatal, "{error}");
         assert!(error.to_string().contains("an all_reduce was not done after 0.3 s"), "{error}");
-        assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+        assert!(begun.elapsed() < LIMIT, "{:?}", begun.elapsed());
         own.stream.wait(LIMIT).expect("the abort has freed it");
     }
 

@@ -9,9 +9,11 @@ use std::time::{Duration, Instant};
 
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, fork, pipe, read, write};
-use sky_monarch_core::mesh::{Blob, Delivery, Mailbox, Node, NodeOptions, Outcome, Request, Target, VALUE};
+use sky_monarch_core::mesh::{
+    Blob, Delivery, Mailbox, Node, NodeOptions, Outcome, Payload, Request, Target, VALUE,
+};
 
-const LIMIT: Option<Duration> = Some(Duration::from_secs(10));
+const LIMIT: Option<Duration> = Some(Duration::from_secs(20));
 const LARGE: usize = 3 << 20;
 
 /// What is counted is of the whole process, so one test runs at a time.
@@ -20,7 +22,7 @@ static ALONE: Mutex<()> = Mutex::new(());
 fn node(folder: &Path, name: &str) -> Node {
     let address = folder.join(name);
     let listener = OwnedFd::from(UnixListener::bind(&address).expect("a socket"));
-    let limit = Duration::from_secs(5);
+    let limit = Duration::from_secs(20);
     let options = NodeOptions { address, token: "secret".to_owned(), send_limit: limit };
     Node::new(options, listener).expect("a node")
 }
@@ -30,6 +32,15 @@ fn send(from: &Node, to: &Node, byte: u8) {
     let large = vec![byte; LARGE];
     let payload = from.payload(&target, [&b"small"[..], &large].into_iter()).expect("a payload");
     assert!(from.send(&target, 1, "take", &payload).expect("sent").is_empty());
+}
+
+/// Waits until `from` has heard all that `to` has given back so far: it comes before the answer, on the same connection.
+fn hear(from: &Node, to: &Node, mailbox: &Mailbox) {
+    let target = [Target { address: to.address().to_owned(), place: String::new() }];
+    let small = Payload::from_parts([&b"small"[..]].into_iter()).expect("a payload");
+    let gather = from.call(&target, 1, "hear", &small, false).expect("sent");
+    take(mailbox).reply(VALUE, &small).expect("answered");
+    assert!(gather.wait(LIMIT), "it answers");
 }
 
 fn take(mailbox: &Mailbox) -> Request {
@@ -55,7 +66,7 @@ fn segments() -> BTreeSet<String> {
 }
 
 fn eventually(what: &str, mut found: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(10);
+    let end = Instant::now() + Duration::from_secs(20);
     while !found() {
         assert!(Instant::now() < end, "{what}");
         std::thread::sleep(Duration::from_millis(2));
@@ -75,8 +86,7 @@ fn a_segment_that_came_back_holds_the_next_message_and_no_other_is_made() {
         assert!(is_all(&request.blobs()[1], byte), "message {byte}");
         seen.extend(segments());
         drop(request);
-        // What comes back is heard of by whoever reads there.
-        std::thread::sleep(Duration::from_millis(1));
+        hear(&a, &b, &mailbox);
     }
     assert!(seen.len() <= 3, "{} segments for 40 messages, one at a time", seen.len());
     drop((a, b));
@@ -135,7 +145,7 @@ fn what_a_child_of_the_receiver_may_see_is_never_filled_again() {
         ForkResult::Parent { child } => child,
     };
     drop(request);
-    std::thread::sleep(Duration::from_millis(20));
+    hear(&a, &b, &mailbox);
     for byte in 2..8 {
         send(&a, &b, byte);
         assert!(is_all(&take(&mailbox).blobs()[1], byte));
@@ -178,6 +188,8 @@ fn an_answer_of_large_parts_comes_back_and_leaves_no_segment_behind() {
         let answers = gather.take();
         let Outcome::Answer { kind: VALUE, blobs } = &answers[0].outcome else { panic!("{answers:?}") };
         assert!(is_all(&blobs[0], 9));
+        drop((answers, answer, payload, request));
+        hear(&a, &b, &mailbox);
     }
     assert!(segments().len() <= 6, "{:?}", segments());
 }

@@ -229,7 +229,7 @@ fn a_trusted_peer_that_talks_nonsense_loses_its_connection_and_nobody_elses() {
     let target = [Target { address: a.address().to_owned(), place: String::new() }];
     let still_serves = || {
         let gather = b.call(&target, 1, "ping", &Payload::default(), false).expect("sent");
-        assert!(gather.wait(Some(Duration::from_secs(10))));
+        assert!(gather.wait(Some(Duration::from_secs(20))));
         assert!(matches!(gather.take()[0].outcome, Outcome::Answer { kind: VALUE, .. }));
     };
     still_serves();
@@ -238,7 +238,7 @@ fn a_trusted_peer_that_talks_nonsense_loses_its_connection_and_nobody_elses() {
     let config = ProptestConfig { cases: 250, failure_persistence: None, ..ProptestConfig::default() };
     proptest!(config, |(bytes in mangled())| {
         let mut peer = UnixStream::connect(a.address()).expect("it listens");
-        peer.set_read_timeout(Some(Duration::from_secs(5))).expect("set");
+        peer.set_read_timeout(Some(Duration::from_secs(20))).expect("set");
         // It may hang up while we still write.
         if peer.write_all(&hello).and_then(|()| peer.write_all(&bytes)).is_ok() {
             drop(peer.shutdown(std::net::Shutdown::Write));
@@ -258,7 +258,7 @@ fn a_trusted_peer_that_talks_nonsense_loses_its_connection_and_nobody_elses() {
 }
 
 fn eventually(what: &str, found: impl Fn() -> bool) {
-    let end = Instant::now() + Duration::from_secs(10);
+    let end = Instant::now() + Duration::from_secs(20);
     while !found() {
         assert!(Instant::now() < end, "{what}");
         std::thread::sleep(Duration::from_millis(5));

@@ -14,7 +14,7 @@ use sky_monarch_core::wire::{Acceptor, Address, Frame, FrameReader, FrameWriter,
 use sky_monarch_core::{Error, ErrorKind};
 
 const HOUR: Duration = Duration::from_secs(3600);
-const SOON: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_secs(20);
 const BOUND: u32 = 1 << 24;
 
 fn loopback() -> Address {

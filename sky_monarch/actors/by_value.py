@@ -14,12 +14,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import cloudpickle
 from cloudpickle import cloudpickle as _inner
 
+from sky_monarch.actors.tensor_bytes import reducers
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["dumps"]
 
 _NO_FILE = "<dynamic-code>"
+#: Known once torch is there.
+_tensors: dict[type, Callable[[Any], Any]] = {}
 
 
 def _reduce_code(code: CodeType) -> tuple[Any, ...]:
@@ -31,11 +35,14 @@ def _reduce_code(code: CodeType) -> tuple[Any, ...]:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    dispatch_table: ClassVar[Any] = ChainMap({CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table)
+    dispatch_table: ClassVar[Any] = ChainMap(
+        {CodeType: _reduce_code}, _tensors, cloudpickle.Pickler.dispatch_table
+    )
 
 
 def dumps(value: Any, buffer_callback: Callable[[Any], Any] | None = None) -> bytes:
     """``value`` in pickle 5."""
     with io.BytesIO() as file:
+        _tensors.update(reducers())
         _Pickler(file, 5, buffer_callback=buffer_callback).dump(value)
         return file.getvalue()

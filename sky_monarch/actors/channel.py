@@ -63,9 +63,11 @@ class PortReceiver(Generic[T]):
 
     def __init__(self, mailbox: ActorMailbox) -> None:
         self._mailbox = mailbox
+        self._pid = os.getpid()
         self._notifier: ActorNotifier | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._waiting: set[asyncio.Future[None]] = set()
+        #: In their order: who has waited longest has the next value.
+        self._waiting: dict[asyncio.Future[None], None] = {}
 
     @property
     def name(self) -> str:
@@ -77,8 +79,16 @@ class PortReceiver(Generic[T]):
         return Future(cast("Any", _Next(self)), _received, cast("ActorMesh", self), "recv")
 
     def close(self) -> None:
-        """Take nothing more."""
+        """Take nothing more: what waits, and what is sent from now on, is thrown away."""
         self._mailbox.close()
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a PortReceiver stays in the process that has opened its channel: send the Port")
+
+    def __del__(self) -> None:
+        # Nobody can receive any more: what is sent is not to stop its senders. A forked child has only a copy.
+        if self._pid == os.getpid():
+            self._mailbox.close()
 
     async def _arrival(self) -> None:
         """Wait until something may have arrived."""
@@ -92,16 +102,16 @@ class PortReceiver(Generic[T]):
             loop.add_reader(self._notifier.fileno(), self._wake)
             self._mailbox.notify(self._notifier)
         waiting = loop.create_future()
-        self._waiting.add(waiting)
+        self._waiting[waiting] = None
         try:
             await waiting
         finally:
-            self._waiting.discard(waiting)
+            self._waiting.pop(waiting, None)
 
     def _wake(self) -> None:
         assert self._notifier is not None  # noqa: S101  (it is what woke us)
         self._notifier.drain()
-        for waiting in self._waiting:
+        for waiting in list(self._waiting):
             if not waiting.done():
                 waiting.set_result(None)
 

@@ -54,9 +54,14 @@ def current_size() -> dict[str, int]:
     return dict(extent.items())
 
 
+#: How the name of a dimension is written where these characters part names: any name will do.
+_WRITTEN = str.maketrans({"%": "%25", ",": "%2C", "|": "%7C"})
+
+
 def place_of(rank: int, extent: Extent) -> str:
     """A point as text, for the header of a message."""
-    return "|".join((str(rank), ",".join(extent.labels), ",".join(map(str, extent.sizes))))
+    labels = ",".join(label.translate(_WRITTEN) for label in extent.labels)
+    return "|".join((str(rank), labels, ",".join(map(str, extent.sizes))))
 
 
 def point_at(place: str) -> Point:
@@ -64,4 +69,7 @@ def point_at(place: str) -> Point:
     rank, labels, sizes = place.split("|")
     if not labels:
         return Point(int(rank), Extent((), ()))
-    return Point(int(rank), Extent(labels.split(","), map(int, sizes.split(","))))
+    names = labels.split(",")
+    if "%" in labels:
+        names = [name.replace("%2C", ",").replace("%7C", "|").replace("%25", "%") for name in names]
+    return Point(int(rank), Extent(names, map(int, sizes.split(","))))

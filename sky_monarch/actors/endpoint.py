@@ -137,7 +137,7 @@ class Endpoint(Generic[P, R]):
         """Call it on every actor; the results stay with them, and may be passed to others by reference."""
         from sky_monarch.actors.reference import reference
 
-        return reference(self._target, self.__name__, serial.dump_call(args, kwargs))
+        return reference(self._target, self.__name__, self._packed(args, kwargs))
 
     def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Send it to every actor; wait for no answer. Where it raises there, the actor fails, and its owner hears."""

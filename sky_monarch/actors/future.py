@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
@@ -23,6 +24,8 @@ R = TypeVar("R")
 
 #: Kinds of answers: what the endpoint returned, what it raised, and why the actor cannot answer any more.
 VALUE, ERROR, FAILED = 0, 1, 2
+#: Several threads may wait for one future: one of them reads the answer, for so long at the most.
+_UNPACKED_S, _LOOK_S = 60.0, 0.001
 _DEAD, _THROWN_AWAY = -1, 255
 
 #: After so long a wait its actors are asked what they are doing.
@@ -82,7 +85,9 @@ class Future(Generic[R]):
             replies = self._replies
             if not replies.is_ready():
                 self._check_deadlock()
-                if not replies.wait(timeout):
+                # A deadline that has passed is no mistake, nor is one that never comes.
+                limit = None if timeout is None or timeout == math.inf else max(0.0, timeout)
+                if not replies.wait(limit):
                     raise TimeoutError(self._no_answer(timeout))
             self._finish()
         return self._result()
@@ -90,6 +95,7 @@ class Future(Generic[R]):
     def __await__(self) -> Generator[Any, None, R]:
         if self._value is _PENDING and self._error is None:
             if not self._replies.is_ready():
+                self._check_deadlock(self._method)
                 from sky_monarch.actors.loops import wait_for
 
                 try:
@@ -126,9 +132,9 @@ class Future(Generic[R]):
         )
         return words + (look() if look is not None else "")
 
-    def _check_deadlock(self) -> None:
+    def _check_deadlock(self, awaited: str | None = None) -> None:
         hosted = current.get().hosted
-        if hosted is None or not hosted.would_wait_for_itself(self._mesh):
+        if hosted is None or not hosted.would_wait_for_itself(self._mesh, awaited):
             return
         raise DeadlockError(
             f"{self._mesh.name}.{self._method} is called by the same actor, which would wait for itself for ever",
@@ -142,11 +148,31 @@ class Future(Generic[R]):
             self._error = CancelledError(f"the call of {self._mesh.name}.{self._method} was cancelled")
             return
         answers = self._replies.take()
+        if not answers:
+            self._finished_by_another()
+            return
         try:
             self._value = self._settle(answers, self._mesh, self._method)
         except Exception as error:  # noqa: BLE001  (it is raised below, each time that it is asked for)
             # Where it was made is of no interest: who waits for it is shown, and in its cause where it was raised.
             self._error = error.with_traceback(None)
+        except BaseException as error:
+            self._error = error  # whoever waits beside this one has to hear of something
+            raise
+
+    def _finished_by_another(self) -> None:
+        """Wait for whoever waits for the same future, and has taken the answer: a coroutine, or another thread."""
+        end = time.monotonic() + _UNPACKED_S
+        while self._value is _PENDING and self._error is None:
+            if time.monotonic() > end:
+                raise TimeoutError(f"the answer of {self._mesh.name}.{self._method} is still being read")
+            time.sleep(_LOOK_S)
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"a Future ({self._mesh.name}.{self._method}) is of the process that called: "
+            "send what get() returns, or the Ref that rref() returns"
+        )
 
     def _result(self) -> R:
         if self._error is not None:

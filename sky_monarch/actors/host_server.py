@@ -59,6 +59,7 @@ class _Server:
         address = f"{folder}/{SERVER}"
         self.runtime = Runtime(folder, os.urandom(32).hex(), address, listen_at(address))
         self.runtime.host = name
+        self.runtime.made_folder = True
         adopt(self.runtime)
         try:
             self.gateway: ActorGateway = ActorGateway(

@@ -77,10 +77,17 @@ class Hosted:
         if threading.current_thread() is not self._thread:
             self._thread.join(limit_s)
 
-    def would_wait_for_itself(self, mesh: ActorMesh) -> bool:
-        """True where this code, waiting for an answer of ``mesh``, keeps that from being made."""
-        here = mesh._actor_id == self.actor_id and self.runtime.address in mesh._called()
-        return here and threading.current_thread() is self._thread
+    def would_wait_for_itself(self, mesh: ActorMesh, awaited: str | None = None) -> bool:
+        """True where this code, waiting for an answer of ``mesh``, keeps that from being made.
+
+        Args:
+            mesh: That was called.
+            awaited: The endpoint, where a coroutine awaits it; None where the thread itself waits.
+        """
+        if threading.current_thread() is not self._thread:
+            return False
+        here = getattr(mesh, "_actor_id", None) == self.actor_id and self.runtime.address in mesh._called()
+        return here and (awaited is None or self.loop is None or not self.loop.goes_on(awaited))
 
     def ask_to_stop(self) -> None:
         """Have it end after the messages that wait."""
@@ -152,7 +159,7 @@ class Hosted:
         except BaseException as error:  # noqa: BLE001  (the caller is told)
             self.refuse(request, error)
         else:
-            request.reply(VALUE, answer, segments, soon)
+            self.answer(request, answer, segments, soon=soon)
         finally:
             if token is not None:
                 current.reset(token)
@@ -162,12 +169,24 @@ class Hosted:
         """Set the context of a message that was sent to a part of the mesh."""
         return current.set(Context(message_rank=point_at(place), actor_name=self.name, hosted=self))
 
+    def answer(
+        self, request: ActorRequest, body: bytes, buffers: list[memoryview] | None, *, soon: bool = False
+    ) -> None:
+        """Answer with what an endpoint returned; where that cannot be sent, with why."""
+        try:
+            request.reply(VALUE, body, buffers, soon)
+        except Exception as error:  # noqa: BLE001  (no memory, no descriptor, too large: the actor goes on)
+            self.refuse(request, error)
+
     def refuse(self, request: ActorRequest, error: BaseException) -> None:
         """An endpoint raised: its caller is told; where none waits, the actor has failed."""
-        if request.wants_answer:
-            request.reply(ERROR, *serial.dumps(RemoteError.of(error)))
-        else:
+        if not request.wants_answer:
             self.fail(error)
+            return
+        try:
+            request.reply(ERROR, *serial.dumps(RemoteError.of(error)))
+        except SkyMonarchError:
+            traceback.print_exc()  # whoever asked cannot be reached, and hears of that by itself
 
     def handle_other(self, request: ActorRequest, method: str, body: Any, buffers: list[Any]) -> bool:
         """Messages that are no endpoint's, and those of a failed actor."""
@@ -198,7 +217,7 @@ class Hosted:
         try:
             if handled is not None and self.complete(handled(failure)):
                 return
-        except Exception:  # noqa: BLE001  (a handler that raises has not handled it)
+        except BaseException:  # noqa: BLE001  (a handler that raises, or wants to exit, has not handled it)
             traceback.print_exc()
         self.runtime.tell_owner(self.owner, failure)
 
@@ -237,6 +256,10 @@ class Hosted:
         if handler is None:
             return
         try:
-            self.complete(handler(error))
-        except Exception:  # noqa: BLE001  (it ends all the same)
+            result = handler(error)
+            if self.loop is not None and inspect.iscoroutine(result):
+                self.loop.clean_up_later(result)
+            else:
+                self.complete(result)
+        except BaseException:  # noqa: BLE001  (it ends all the same)
             traceback.print_exc()

@@ -6,15 +6,18 @@ import asyncio
 import inspect
 import traceback
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sky_monarch.actors import serial
-from sky_monarch.actors.future import VALUE
 from sky_monarch.actors.hosting import STOP, SUPERVISE
 from sky_monarch.actors.reference import KEPT, keep
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from sky_monarch._core import ActorRequest
     from sky_monarch.actors.hosting import Hosted
 
@@ -23,6 +26,8 @@ __all__ = ["serve"]
 #: Functions called in a row before other tasks have their turn.
 _IN_A_ROW = 16
 _BATCH = 1024
+#: Functions of one actor that run at the same time; more wait for one of them. Threads start when they are needed.
+_MOST_THREADS = 256
 
 
 def serve(hosted: Hosted) -> None:
@@ -47,7 +52,10 @@ class _Loop:
         self.serial: asyncio.Task[bool] | None = None
         self.tasks: dict[tuple[int, int], asyncio.Task[Any]] = {}
         self.closed = False
+        self.cleaning: asyncio.Task[None] | None = None
         self.notifier = ActorNotifier()
+        # Not the loop's own, which has a few threads only: they may all wait for what one more is to do.
+        self.pool = ThreadPoolExecutor(_MOST_THREADS, f"actor-{hosted.name}")
 
     async def run(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -61,6 +69,9 @@ class _Loop:
             for task in self.tasks.values():
                 task.cancel()
             await asyncio.gather(*self.tasks.values(), return_exceptions=True)
+            if self.cleaning is not None:
+                await self.cleaning
+            self.pool.shutdown(wait=False, cancel_futures=True)
 
     def arrive(self) -> None:
         """Take what has arrived: cancellations and concurrent messages at once, the others in their order."""
@@ -85,7 +96,12 @@ class _Loop:
                 return
             request = self.queue.popleft()
             if request.method in self.functions and self.hosted.failed is None:
-                self.hosted.handle(request)
+                # It may run a loop of its own, as in an actor that has no coroutines.
+                asyncio._set_running_loop(None)
+                try:
+                    self.hosted.handle(request)
+                finally:
+                    asyncio._set_running_loop(self.loop)
                 in_a_row += 1
                 continue
             self.serial = self.tasks[request.key] = self.loop.create_task(self.alone(request))
@@ -100,6 +116,23 @@ class _Loop:
         if not goes_on and not self.over.done():
             self.over.set_result(None)
         self.work()
+
+    def goes_on(self, method: str) -> bool:
+        """Whether an answer of this actor to ``method`` may come while the running code awaits it."""
+        if asyncio._get_running_loop() is not self.loop:
+            return False  # of a function, which keeps the actor's own loop from running
+        return method in self.concurrent or asyncio.current_task() is not self.serial
+
+    def clean_up_later(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        """Complete ``__cleanup__`` of an actor that has failed, on the loop that it has lived on."""
+
+        async def clean_up() -> None:
+            try:
+                await coroutine
+            except BaseException:  # noqa: BLE001  (it ends all the same)
+                traceback.print_exc()
+
+        self.cleaning = self.loop.create_task(clean_up())
 
     def forget(self, key: tuple[int, int], _: asyncio.Task[Any]) -> None:
         self.tasks.pop(key, None)
@@ -157,7 +190,7 @@ class _Loop:
         except BaseException as error:  # noqa: BLE001  (the caller is told)
             self.hosted.refuse(request, error)
         else:
-            request.reply(VALUE, *answer)
+            self.hosted.answer(request, *answer)
 
     async def beside(self, request: ActorRequest) -> None:
         """One message of a concurrent endpoint."""
@@ -167,7 +200,8 @@ class _Loop:
             function = found
 
             async def found(*args: Any, **kwargs: Any) -> Any:
-                return await asyncio.to_thread(function, *args, **kwargs)
+                run = partial(copy_context().run, function, *args, **kwargs)
+                return await self.loop.run_in_executor(self.pool, run)
 
         await self.answer(request, found, place, body, buffers)
 
@@ -179,7 +213,7 @@ class _Loop:
                 handled = await handled
             if handled:
                 return
-        except Exception:  # noqa: BLE001  (a handler that raises has not handled it)
+        except BaseException:  # noqa: BLE001  (a handler that raises, or wants to exit, has not handled it)
             traceback.print_exc()
         self.hosted.runtime.tell_owner(self.hosted.owner, failure)
 
@@ -191,6 +225,6 @@ class _Loop:
             return
         try:
             await handler(None)
-        except Exception:  # noqa: BLE001  (it ends all the same)
+        except BaseException:  # noqa: BLE001  (it ends all the same)
             traceback.print_exc()
         hosted.instance = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -10,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sky_monarch.actors import serial
+from sky_monarch.actors.care import stacks_file
 from sky_monarch.actors.context import place_of
 from sky_monarch.actors.failure import MeshFailure, describe_status
 from sky_monarch.actors.future import VALUE
@@ -69,7 +71,8 @@ class Owned:
         self.ends: dict[int, tuple[float, MeshFailure]] = {}
         self.replacing: set[int] = set()
         self.untold: list[tuple[int, Proc]] = []
-        self.stopped = False
+        #: Ranks that were stopped; with the last one the mesh is.
+        self.gone: set[int] = set()
         self.log = RemoteLog()
         hosts = Counter(os.path.dirname(address) for address in addresses)  # noqa: PTH120
         self.each = max(hosts.values())
@@ -85,6 +88,20 @@ class Owned:
         proc.on_lost = self._host_lost
         return proc
 
+    @property
+    def stopped(self) -> bool:
+        """Whether all of it was stopped."""
+        return len(self.gone) == len(self.procs)
+
+    def stop(self, ranks: list[int]) -> list[Proc]:
+        """The ends of these processes are no failure from now on. Returns the processes."""
+        with self.changed:
+            self.gone.update(ranks)
+        if self.stopped:
+            self.end_spares()
+            self.records.clear()  # arguments of constructors may be large
+        return [self.procs[rank] for rank in ranks]
+
     def _ended(self, rank: int, proc: Proc) -> None:
         # A child of it may have inherited its sockets: then no end of file tells of its death.
         self.runtime.node.hang_up(proc.address, "the process has ended")
@@ -97,7 +114,12 @@ class Owned:
         self._tell_end(rank, proc)
 
     def _tell_end(self, rank: int, proc: Proc) -> None:
-        if not proc.wanted or self.stopped:
+        if rank in self.gone:
+            for path in (proc.address, stacks_file(proc.address)):
+                with contextlib.suppress(OSError):
+                    os.unlink(path)  # noqa: PTH108
+            return
+        if not proc.wanted:
             return
         status = proc.status if proc.status is not None else -1
         failure = MeshFailure(
@@ -113,8 +135,9 @@ class Owned:
 
     def _host_lost(self, procs: list[Proc], reason: str) -> None:
         """One report for all of them: it is one thing that has happened."""
-        ranks = tuple(rank for rank, proc in enumerate(self.procs) if proc in procs and proc.wanted)
-        if self.stopped or not ranks:
+        lost = (rank for rank, proc in enumerate(self.procs) if proc in procs and proc.wanted)
+        ranks = tuple(rank for rank in lost if rank not in self.gone)
+        if not ranks:
             return
         failure = MeshFailure(
             mesh_name=self.name,
@@ -147,6 +170,7 @@ class Owned:
             return
         try:
             wanted = {one for rank in ranks for one in self.policy.ranks(rank, len(self.procs))}
+            wanted -= self.gone
             self.respawn(sorted(wanted), 60.0, ended=(ranks[0], proc))
         except SkyMonarchError as error:
             reason = f"{failure.reason}; and could not be replaced: {error}"
@@ -216,8 +240,10 @@ class Owned:
         self._claim(ranks, end)
         done = False
         try:
-            if self.stopped:
-                raise SupervisionError(f"{self.name} was stopped", hint="spawn a new mesh of processes")
+            with self.changed:
+                if self.stopped:
+                    raise SupervisionError(f"{self.name} was stopped", hint="spawn a new mesh of processes")
+                self.gone.difference_update(ranks)
             if ended is None or self.procs[ended[0]] is ended[1]:
                 self._replace(ranks, end, host)
             done = True
@@ -276,6 +302,10 @@ class Owned:
         for rank, proc in zip(ranks, fresh, strict=True):
             self.procs[rank] = proc
         self.runtime.attached.start(fresh, spares, self._standby())
+        if self.stopped:
+            # Meanwhile: whoever has stopped it knew of the processes before these.
+            self.runtime.attached.kill(fresh)
+            raise SupervisionError(f"{self.name} was stopped")
         self._make_again(ranks, end)
 
     def _make_again(self, ranks: list[int], end: float) -> None:

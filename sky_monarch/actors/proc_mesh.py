@@ -235,12 +235,10 @@ class ProcMesh(Shaped):
         from sky_monarch._core import ActorTargets
 
         owned = owner_of(self._addresses, self.name)
-        owned.stopped = True
-        owned.end_spares()
+        stopping = owned.stop(list(self.__region))
         targets = ActorTargets([(self._addresses[rank], "") for rank in self.__region])
         replies = runtime().node.call(targets, CONTROL, "exit", serial.dump_whole(timeout))
         end = time.monotonic() + timeout
-        stopping = [owned.procs[rank] for rank in self.__region]
         # Whether anybody waits or not: one that does not answer would be waited for as long as it lives.
         late = threading.Timer(timeout, owned.runtime.attached.kill_late, [stopping])
         late.daemon = True

@@ -16,6 +16,8 @@ __all__ = ["RemoteError", "RemoteExceptionError"]
 _HERE = os.path.dirname(__file__)  # noqa: PTH120  (pathlib costs its import)
 #: Frames kept of a traceback, from both ends.
 _MOST_FRAMES = 64
+#: Exceptions kept of a chain of causes.
+_MOST_CAUSES = 8
 
 
 class RemoteExceptionError(Exception):
@@ -33,6 +35,8 @@ class RemoteError:
         body: The exception pickled; None where that was not possible.
         pid: Of the process where it was raised.
         host: Its host's name.
+        cause: What it was raised from, or else while what was handled; None where nothing of the kind is shown.
+        is_cause: Whether it was raised from that.
     """
 
     kind: str
@@ -41,10 +45,12 @@ class RemoteError:
     body: bytes | None
     pid: int
     host: str
+    cause: RemoteError | None = None
+    is_cause: bool = False
 
     @classmethod
-    def of(cls, error: BaseException) -> RemoteError:
-        """What is to travel of ``error``."""
+    def of(cls, error: BaseException, most: int = _MOST_CAUSES) -> RemoteError:
+        """What is to travel of ``error``, and of ``most`` exceptions before it."""
         found = traceback.extract_tb(error.__traceback__)
         frames = [
             (frame.filename, frame.lineno or 1, frame.name, frame.line or "")
@@ -57,13 +63,17 @@ class RemoteError:
             body, buffers = serial.dumps(error)
             body = body if buffers is None else b""
             pickle.loads(body)  # noqa: S301  (an exception that takes other arguments than it keeps fails only here)
-        except Exception:  # noqa: BLE001  (whatever its own pickling raises)
+        except BaseException:  # noqa: BLE001  (whatever its own pickling raises: the caller waits for an answer)
             body = b""
         try:
             words = str(error)
-        except Exception:  # noqa: BLE001  (its own __str__)
+        except BaseException:  # noqa: BLE001  (its own __str__)
             words = "(it cannot say what it is)"
-        return cls(type(error).__name__, words, frames, body or None, os.getpid(), socket.gethostname())
+        before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        cause = None if before is None or not most else cls.of(before, most - 1)
+        is_cause = error.__cause__ is not None
+        kind, host = type(error).__name__, socket.gethostname()
+        return cls(kind, words, frames, body or None, os.getpid(), host, cause, is_cause)
 
     @property
     def where(self) -> str:
@@ -81,6 +91,10 @@ class RemoteError:
         if not isinstance(error, BaseException):
             error = RemoteExceptionError(f"{self.kind}: {self.words}")
         error.__traceback__ = _traceback(self.frames)
+        if self.cause is not None:
+            error.__context__ = self.cause.exception()
+            error.__cause__ = error.__context__ if self.is_cause else None
+            error.__suppress_context__ = self.is_cause
         return error
 
 

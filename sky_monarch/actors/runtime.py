@@ -58,6 +58,8 @@ class Runtime:
         from sky_monarch._core import ActorNode
 
         self.folder = folder
+        #: Where this process has made the folder, it goes with it; all others of the mesh are guests.
+        self.made_folder = False
         self.token = token
         self.pid = os.getpid()
         self.host = socket.gethostname()
@@ -79,9 +81,9 @@ class Runtime:
 
     @property
     def spawner(self) -> Spawner:
-        """What starts processes here; it is started itself when it is first needed."""
+        """What starts processes here; it is started itself when it is first needed, and again where it has died."""
         with self.lock:
-            if self._spawner is None:
+            if self._spawner is None or (self._spawner.over and not self._ending):
                 from sky_monarch.actors.spawner import Spawner
 
                 self._spawner = Spawner(self)
@@ -255,6 +257,7 @@ def runtime() -> Runtime:
         folder = make_folder()
         address = f"{folder}/client"
         made = Runtime(folder, os.urandom(32).hex(), address, listen_at(address))
+        made.made_folder = True
         threading.Thread(target=made.serve_control, name="sky-monarch-control", daemon=True).start()
         # Before the interpreter waits for threads and tears itself down.
         atexit.register(_end, made)

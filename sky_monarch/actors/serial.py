@@ -8,8 +8,14 @@ Only processes of this mesh are read: they have shown its secret before.
 
 from __future__ import annotations
 
+import copyreg
+import io
 import pickle
-from typing import Any
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["INLINE", "Body", "dump_call", "dump_result", "dump_whole", "dumps", "loads"]
 
@@ -59,6 +65,25 @@ def _apart(value: Any) -> Any:
     return value
 
 
+class _Table(dict[type, Any]):
+    """Of a pickler: what is reduced in our way, before what everybody is told of."""
+
+    def __missing__(self, kind: type) -> Any:
+        return copyreg.dispatch_table[kind]
+
+
+def _pickled(value: Any, apart: Callable[[Any], Any] | None = None) -> bytes:
+    if "torch" not in sys.modules:
+        return pickle.dumps(value, 5, buffer_callback=apart)
+    from sky_monarch.actors.tensor_bytes import reducers
+
+    with io.BytesIO() as file:
+        pickler = pickle.Pickler(file, 5, buffer_callback=apart)
+        pickler.dispatch_table = _Table(reducers())
+        pickler.dump(value)
+        return file.getvalue()
+
+
 def dumps(value: Any) -> Body:
     """The body of ``value``, and its buffers where it has large ones."""
     buffers: list[memoryview] = []
@@ -74,7 +99,7 @@ def dumps(value: Any) -> Body:
         return False
 
     try:
-        body = pickle.dumps(value, 5, buffer_callback=apart)
+        body = _pickled(value, apart)
     except (pickle.PicklingError, AttributeError, TypeError):
         body = b"__main__"
     if b"__main__" in body:
@@ -88,7 +113,7 @@ def dumps(value: Any) -> Body:
 def dump_whole(value: Any) -> bytes:
     """A body without buffers beside it, to be part of another value."""
     try:
-        body = pickle.dumps(value, 5)
+        body = _pickled(value)
     except (pickle.PicklingError, AttributeError, TypeError):
         body = b"__main__"
     if b"__main__" in body:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -29,6 +30,8 @@ _BOOT = "import sys; sys.path[:0] = [{home!r}]; from sky_monarch.actors.zygote i
 _AT_ONCE = 32
 _END_S = 5.0
 _UNKNOWN = -1
+#: Names a process to whatever zygote: one that has taken the place of another knows none of that one's.
+_tokens = itertools.count(1)
 
 
 @dataclass(slots=True, eq=False)
@@ -73,7 +76,8 @@ class Spawner:
 
         home = os.path.dirname(os.path.dirname(os.path.abspath(sky_monarch.__file__)))  # noqa: PTH100, PTH120
         self.procs: dict[int, Proc] = {}
-        self.tokens = itertools.count(1)
+        #: Its zygote has ended, and with it all that it has started.
+        self.over = False
         self.lock = threading.Lock()
         self.line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -83,7 +87,12 @@ class Spawner:
                 argv, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True
             )
         path = [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100
-        settings = {"path": path, "token": runtime.token, "folder": runtime.folder}
+        settings = {
+            "path": path,
+            "token": runtime.token,
+            "folder": runtime.folder,
+            "made": runtime.made_folder,
+        }
         self.line.sendall(json.dumps(settings).encode())
         self.listener = threading.Thread(target=self._listen, name="sky-monarch-supervision", daemon=True)
         self.listener.start()
@@ -146,7 +155,7 @@ class Spawner:
             self._say({"kill": live})
 
     def _register(self, proc: Proc) -> None:
-        proc.token = next(self.tokens)
+        proc.token = next(_tokens)
         self.procs[proc.token] = proc
 
     def _say(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
@@ -168,9 +177,13 @@ class Spawner:
                 self._hear(json.loads(data))
             except Exception:  # noqa: BLE001  (one failure of a handler must not hide the next death)
                 traceback.print_exc()
+        self.over = True
+        self.line.close()
         # It kills what it has started when it ends, however it ends.
         for proc in list(self.procs.values()):
             self._ended(proc, _UNKNOWN, ["the process that it was forked from has ended"])
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.zygote.wait(_END_S)
 
     def _hear(self, message: dict[str, Any]) -> None:
         if "born" in message:
@@ -206,7 +219,8 @@ class Spawner:
         logs = {proc.log for proc in self.procs.values()}
         for proc in list(self.procs.values()):
             proc.wanted = False
-        self.line.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(OSError):  # it is over already
+            self.line.shutdown(socket.SHUT_WR)
         try:
             self.zygote.wait(_END_S)
         except subprocess.TimeoutExpired:

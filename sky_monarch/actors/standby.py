@@ -8,7 +8,7 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 from sky_monarch.actors import serial
-from sky_monarch.actors.zygote_limits import MOST_BYTES, waiting_for_others
+from sky_monarch.actors.zygote_limits import MOST_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -44,6 +44,6 @@ def stand_by(line: socket.socket) -> tuple[str, str, int] | None:
 def _import(described: str) -> None:
     import contextlib
 
-    # Nobody waits for it. What is wrong with it, its actor says when it is made.
-    with waiting_for_others(), contextlib.suppress(Exception):
+    # What is wrong with it, its actor says when it is made.
+    with contextlib.suppress(Exception):
         serial.loads(base64.b64decode(described))

@@ -9,7 +9,8 @@ It is started by whoever spawns, and speaks with it over one socket, on which a 
 A spare is a process without a place, which imports what it is told and then waits for one (`standby`).
 
 It sees each death by a pidfd, after everything that the process has printed. When the socket closes, it kills all that
-it has started, and theirs, and removes the folder of their sockets: so nothing outlives a program that was killed.
+it has started, and theirs, and removes the folder of their sockets where that process has made it: so nothing outlives
+a program that was killed.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ import signal
 import socket
 import sys
 import time
+from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from sky_monarch import _core
-from sky_monarch.actors.zygote_limits import MOST_BYTES, MOST_FDS, hurry
+from sky_monarch.actors.zygote_limits import LATER, MOST_BYTES, MOST_FDS, give_way, hurry, take_turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,6 +42,10 @@ _SAID = 12 * 1024  # as JSON at most six times as long
 _END_S = 4.0
 #: Between two spares: their imports do not come all at once.
 _APART_S = 0.02
+#: Between a death and the next spare.
+_QUIET_S = 0.1
+#: So long a spare gives way to all others: then it takes turns, as on a busy machine it would never come to be one.
+_PATIENCE_S = 2.0
 
 
 class _Child:
@@ -91,19 +97,22 @@ class _Child:
 
 
 class _Zygote:
-    def __init__(self, line: socket.socket, token: str, folder: str) -> None:
+    def __init__(self, line: socket.socket, token: str, folder: str, made: bool) -> None:
         self.line = line
         self.token = token
         self.folder = folder
+        self.made = made
         self.children: dict[int, _Child] = {}
         self.by_fd: dict[int, _Child] = {}
         #: Spares that are to be forked, and what each is to be told then.
         self.awaited: dict[int, list[bytes]] = {}
         self.next_spare_s = 0.0
+        #: Spares that compute only while nobody else does, and until when.
+        self.giving_way: deque[tuple[float, int]] = deque()
         self.poll = select.poll()
         self.poll.register(line.fileno(), select.POLLIN)
         self.nice = os.getpriority(os.PRIO_PROCESS, 0)
-        hurry()
+        self.may_hurry = hurry()
 
     def say(self, **message: Any) -> None:
         self.line.sendall(json.dumps(message).encode())
@@ -111,8 +120,7 @@ class _Zygote:
     def run(self) -> None:
         """Serve until the socket closes. Returns in a forked process too, after its life."""
         while True:
-            wait_ms = max(0.0, self.next_spare_s - time.monotonic()) * 1e3 if self.awaited else None
-            for fd, _ in self.poll.poll(wait_ms):
+            for fd, _ in self.poll.poll(self.wait_ms()):
                 if fd == self.line.fileno():
                     if not self.obey():
                         return
@@ -129,6 +137,16 @@ class _Zygote:
                 # One at a time: a fork takes milliseconds, and nobody hears of a death meanwhile.
                 self.fork_spare(next(iter(self.awaited)))
                 self.next_spare_s = time.monotonic() + _APART_S
+            while self.giving_way and time.monotonic() >= self.giving_way[0][0]:
+                _, spare = self.giving_way.popleft()
+                if spare in self.children:
+                    take_turns(self.children[spare].pid, self.nice + LATER)
+
+    def wait_ms(self) -> float | None:
+        """Until something is to be done that nobody asks for; None where there is nothing."""
+        due_s = [self.next_spare_s] if self.awaited else []
+        due_s += [self.giving_way[0][0]] if self.giving_way else []
+        return max(0.0, min(due_s) - time.monotonic()) * 1e3 if due_s else None
 
     def obey(self) -> bool:
         data, fds, _, _ = socket.recv_fds(self.line, MOST_BYTES, MOST_FDS)
@@ -169,9 +187,8 @@ class _Zygote:
             os.kill(spare.pid, signal.SIGKILL)
             return False
         assert spare.line is not None  # noqa: S101  (it was told)
-        # From here on somebody waits for it. Without the right to that, its import was no slower before.
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, spare.pid, self.nice)
+        if self.may_hurry:
+            take_turns(spare.pid, self.nice)  # from here on somebody waits for it
         spare.line.close()
         spare.line = None
         del self.children[spare.id]
@@ -187,6 +204,9 @@ class _Zygote:
         with its:
             self.fork(child, [mine.fileno()], partial(self.stand_by, its))
         made = self.children[child]
+        if self.may_hurry:
+            give_way(made.pid)
+            self.giving_way.append((time.monotonic() + _PATIENCE_S, child))
         made.line = mine
         for data in told:
             made.tell(data)
@@ -226,8 +246,8 @@ class _Zygote:
         """Be a process that was wanted; never returns."""
         code = 1
         try:
-            _core.die_with_parent(parent)
             os.setpriority(os.PRIO_PROCESS, 0, self.nice)
+            _core.die_with_parent(parent)
             self.line.close()
             for child in self.children.values():
                 if child.line is not None:
@@ -275,6 +295,8 @@ class _Zygote:
         if child.line is not None:
             child.line.close()
         del self.children[child.id]
+        # Deaths come together: what is to stand by does not take their time.
+        self.next_spare_s = time.monotonic() + _QUIET_S
         self.say(dead=child.id, pid=child.pid, status=status, lines=child.lines)
 
     def reap_strays(self) -> None:
@@ -292,7 +314,8 @@ class _Zygote:
     def end(self) -> None:
         """Kill everything below this process, and leave nothing."""
         _core.end_descendants(_END_S)
-        if os.path.basename(self.folder).startswith("sky-monarch-"):  # noqa: PTH119
+        # The end of an actor that has started processes is not that of its program.
+        if self.made and os.path.basename(self.folder).startswith("sky-monarch-"):  # noqa: PTH119
             import shutil
 
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -315,7 +338,7 @@ def main(fd: int) -> None:
 
     gc.collect()
     gc.freeze()  # what is here already is never copied by a collection in a child
-    zygote = _Zygote(line, settings["token"], settings["folder"])
+    zygote = _Zygote(line, settings["token"], settings["folder"], settings["made"])
     try:
         zygote.run()
     except (BrokenPipeError, ConnectionResetError):

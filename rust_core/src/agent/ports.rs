@@ -121,8 +121,9 @@ mod tests {
     fn the_next_agent_binds_the_same_ports_or_others_where_they_are_taken() {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("lighthouse.ports");
-        let both = service(serde_json::json!(["127.0.0.1:0", "127.0.0.1:0"]));
-        let first = service(serde_json::json!("127.0.0.1:0"));
+        // Nobody else takes a port there meanwhile.
+        let both = service(serde_json::json!(["127.200.77.7:0", "127.200.77.7:0"]));
+        let first = service(serde_json::json!("127.200.77.7:0"));
         let bound = |service: &Service| bind(service, Some(&file)).expect("bound");
         let ports = |listeners: &[TcpListener]| {
             let at = listeners.iter().map(|listener| listener.local_addr().expect("an address").port());

@@ -353,8 +353,7 @@ impl Link {
             }
             match packet {
                 Packet::Call { call, slot, actor, method, place, parts, memory } => {
-                    let fd = take_fd(&parts, input)?;
-                    let blobs = unpack(&parts, frame.segments, fd.as_ref(), self.returns(node, memory))?;
+                    let blobs = self.blobs(node, &parts, frame.segments, memory, input)?;
                     let request = Request {
                         node: Arc::downgrade(node),
                         origin: Origin::Link(Arc::clone(self)),
@@ -374,8 +373,7 @@ impl Link {
                     }
                 }
                 Packet::Reply { call, slot, kind, parts, memory } => {
-                    let fd = take_fd(&parts, input)?;
-                    let blobs = unpack(&parts, frame.segments, fd.as_ref(), self.returns(node, memory))?;
+                    let blobs = self.blobs(node, &parts, frame.segments, memory, input)?;
                     self.answered();
                     node.complete(self.id, call, slot, Outcome::Answer { kind, blobs });
                 }
@@ -402,6 +400,19 @@ impl Link {
             }
         }
         Ok(())
+    }
+
+    /// The parts of a message. Its memory is mapped, and its descriptor closed, before anybody gets them.
+    fn blobs(
+        self: &Arc<Self>,
+        node: &Arc<Shared>,
+        parts: &[Part],
+        segments: Vec<Bytes>,
+        memory: u64,
+        input: &mut In,
+    ) -> Result<Vec<Blob>> {
+        let fd = take_fd(parts, input)?;
+        unpack(parts, segments, fd.as_ref(), self.returns(node, memory))
     }
 
     /// Tells the other side that nothing is left of memory that it has lent.

@@ -255,6 +255,10 @@ impl Shared {
             return Ok((Arc::clone(mailbox), false));
         }
         if mailboxes.len() >= MOST_MAILBOXES {
+            // Those that are closed stay known while there is room: a message for one is answered at once.
+            mailboxes.retain(|_, mailbox| !mailbox.is_closed());
+        }
+        if mailboxes.len() >= MOST_MAILBOXES {
             let why = format!("{MOST_MAILBOXES} mailboxes are the most");
             return Err(Error::new(ErrorKind::TooLarge, "open a mailbox", why));
         }

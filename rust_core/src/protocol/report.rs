@@ -249,6 +249,9 @@ pub enum Event {
         cause: Cause,
         /// Last step its session reported as committed.
         step: Option<u64>,
+        /// Of a group that has several hosts: why the command did not run here at all; none where it did, or may have.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        never_ran: Option<String>,
     },
     /// The next generation starts in `delay_s`.
     RestartScheduled {

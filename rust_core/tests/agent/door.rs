@@ -264,14 +264,14 @@ async fn a_question_waits_for_an_absent_lighthouse_no_longer_than_its_own_deadli
     let began = Instant::now();
     let status = manager.beat().await.err().ok_or("nobody is there")?;
     ensure(status.code() == Code::Unavailable && !status.message().contains(TOKEN), status.to_string())?;
-    ensure(began.elapsed() < Duration::from_secs(3), "a heartbeat does not wait")?;
+    ensure(began.elapsed() < Duration::from_secs(10), "a heartbeat does not wait")?;
     let began = Instant::now();
     let status =
         manager.ask(Duration::from_millis(400)).await.expect("a task").err().ok_or("nobody is there")?;
     let took = began.elapsed();
     let late = matches!(status.code(), Code::DeadlineExceeded | Code::Cancelled | Code::Unavailable);
     ensure(late && !status.message().contains(TOKEN), status.to_string())?;
-    ensure(took > Duration::from_millis(290) && took < Duration::from_secs(3), format!("{took:?}"))
+    ensure(took > Duration::from_millis(290) && took < Duration::from_secs(10), format!("{took:?}"))
 }
 
 scenario!(the_way_through_the_door_is_short);
@@ -283,9 +283,9 @@ async fn the_way_through_the_door_is_short(mutant: Option<&'static str>) -> Outc
         ("direct", direct(2), direct(3)),
         ("through the door", open(&scene, 0, &lighthouse).await?, open(&scene, 1, &lighthouse).await?),
     ];
-    let mut medians = Vec::new();
+    let mut took = Vec::new();
     for (way, zero, one) in ways {
-        medians.push(median_of_quorums(way, &zero, &one).await?);
+        took.push(quick_quorum(way, &zero, &one).await?);
         for replica in [2, 3] {
             let address = control_of(&scene).unwrap_or_default().parse().expect("an address");
             let client = ControlClient::new(address, Credentials::new(scene.run_id.clone(), TOKEN));
@@ -293,14 +293,15 @@ async fn the_way_through_the_door_is_short(mutant: Option<&'static str>) -> Outc
         }
     }
     // Loose enough for a build without optimisation on a machine that builds something else at the same time.
-    ensure(medians[1] < medians[0] * 4 + Duration::from_millis(2), format!("{medians:?}"))
+    ensure(took[1] < took[0] * 4 + Duration::from_millis(2), format!("{took:?}"))
 }
 
-/// From the questions of two groups to their answers, many times.
-pub async fn median_of_quorums(way: &str, zero: &str, one: &str) -> Result<Duration, String> {
+/// From the questions of two groups to their answers, many times: what nine of ten take longer than.
+pub async fn quick_quorum(way: &str, zero: &str, one: &str) -> Result<Duration, String> {
     let managers =
         [Manager::dial(zero, &format!("{way}:0")).await, Manager::dial(one, &format!("{way}:1")).await];
     let (mut beats, mut quorums) = (Vec::new(), Vec::new());
+    // What the way itself takes: the median would be that of whatever else this machine does.
     for _ in 0..200 {
         let began = Instant::now();
         managers[0].beat().await.map_err(|status| status.to_string())?;
@@ -314,7 +315,7 @@ pub async fn median_of_quorums(way: &str, zero: &str, one: &str) -> Result<Durat
     }
     beats.sort();
     quorums.sort();
-    let (beat, quorum) = (beats[beats.len() / 2], quorums[quorums.len() / 2]);
-    eprintln!("{way}: a heartbeat {beat:?}, a quorum of two {quorum:?} (medians of {})", quorums.len());
+    let (beat, quorum) = (beats[beats.len() / 10], quorums[quorums.len() / 10]);
+    eprintln!("{way}: a heartbeat {beat:?}, a quorum of two {quorum:?} (tenth parts of {})", quorums.len());
     Ok(quorum)
 }

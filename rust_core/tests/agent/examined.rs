@@ -7,13 +7,16 @@ use crate::scenario;
 use crate::scene::*;
 
 /// An agent whose host is looked at by a script of bash: `$1` is `--out`, `$2` the file.
-async fn examined(mutant: Option<&'static str>, script: &str, strict: bool) -> Scene {
+async fn examined(mutant: Option<&'static str>, script: &str, strict: bool, limit_s: f64) -> Scene {
+    let argv = ["bash", "-c", script, "look"];
     Scene::with(mutant, |config| {
-        config["doctor"] =
-            json!({"argv": ["bash", "-c", script, "look"], "limit_s": 1.0, "holds": true, "strict": strict});
+        config["doctor"] = json!({"argv": argv, "limit_s": limit_s, "holds": true, "strict": strict});
     })
     .await
 }
+
+/// For one that is through in time.
+const LONG_S: f64 = 60.0;
 
 async fn findings(scene: &Scene) -> Result<Vec<Finding>, String> {
     scene
@@ -35,7 +38,7 @@ async fn a_controller_is_to_wait_until_it_has_stored_what_was_found(mutant: Opti
         {"check": "gpu.access", "severity": "error", "message": "no", "fix": "join render"},
         {"check": "gpu.count", "severity": "ok", "message": "8 x MI300X", "fix": null},
     ], "healthy": false});
-    let scene = examined(mutant, &format!("printf '%s' '{found}' > \"$2\""), false).await;
+    let scene = examined(mutant, &format!("printf '%s' '{found}' > \"$2\""), false, LONG_S).await;
     let first = scene.until("a hello", |heard| hellos(heard).first().copied()).await?;
     ensure(first, "it says that it is being looked at")?;
     let told = findings(&scene).await?;
@@ -62,7 +65,7 @@ scenario!(one_that_is_not_through_in_time_is_ended_with_all_that_it_has_started)
 async fn one_that_is_not_through_in_time_is_ended_with_all_that_it_has_started(
     mutant: Option<&'static str>,
 ) -> Outcome {
-    let scene = examined(mutant, "trap '' TERM; sleep 600 & sleep 600", true).await;
+    let scene = examined(mutant, "trap '' TERM; sleep 600 & sleep 600", true, 1.0).await;
     let told = findings(&scene).await?;
     let [only] = told.as_slice() else { return Err(format!("{told:?}")) };
     ensure(only.check == "doctor" && only.severity == "error", format!("{only:?}"))?;
@@ -80,7 +83,7 @@ async fn one_that_fails_is_told_of_and_held_against_a_host_only_where_that_is_as
         ("echo rubbish > \"$2\"", false, "warning", "expected value"),
         ("true", false, "warning", "No such file"),
     ] {
-        let scene = examined(mutant, script, strict).await;
+        let scene = examined(mutant, script, strict, LONG_S).await;
         let told = findings(&scene).await?;
         let [only] = told.as_slice() else { return Err(format!("{told:?}")) };
         ensure(only.severity == severity && only.message.contains(words), format!("{script}: {only:?}"))?;

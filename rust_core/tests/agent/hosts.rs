@@ -48,7 +48,8 @@ async fn head(run: &Authority) -> Scene {
             "tls:127.0.0.1:0"
         ]);
         lighthouse_service(config, json!({"tls": true, "control": control}));
-        config["services"][0]["listen"] = json!(["127.0.0.1:0", "127.0.0.1:0"]);
+        // Nobody else takes these ports while no agent has them.
+        config["services"][0]["listen"] = json!(["127.200.77.9:0", "127.200.77.9:0"]);
     })
     .await
 }
@@ -132,16 +133,16 @@ scenario!(without_its_controller_for_the_length_of_its_lease_a_host_ends_its_ran
 async fn without_its_controller_for_the_length_of_its_lease_a_host_ends_its_ranks(
     mutant: Option<&'static str>,
 ) -> Outcome {
-    let mut scene = provisioned(mutant, json!({"lease_s": 1.0})).await;
+    let mut scene = provisioned(mutant, json!({"lease_s": 3.0})).await;
     scene.send(start(session(0, "train", 100_000))).await;
     let pid = scene.spawned(0, 0, 1).await?;
-    tokio::time::sleep(Duration::from_millis(1500)).await;
+    tokio::time::sleep(Duration::from_millis(3500)).await;
     ensure(alive(pid), "a lease is renewed by being connected")?;
     // A controller that is killed and comes back in time changes nothing.
     let before = scene.heard.lock().expect("no poison").hellos.len();
     scene.hang_up();
     scene.until("it dials again", |heard| (heard.hellos.len() > before).then_some(())).await?;
-    tokio::time::sleep(Duration::from_millis(1500)).await;
+    tokio::time::sleep(Duration::from_millis(3500)).await;
     ensure(alive(pid), "it came back in time")?;
     scene.stop_controller();
     let code = scene.agent_exit().await?;
@@ -211,12 +212,13 @@ async fn hosts_find_out_whom_they_reach_and_name_the_pair_that_cannot_talk(
         _ => None,
     };
     let own = scene.until("it says where it answers", own).await?;
-    let closed = std::net::TcpListener::bind("127.0.0.1:0").and_then(|bound| bound.local_addr());
+    // Nobody else takes a port there meanwhile.
+    let closed = std::net::TcpListener::bind("127.200.77.5:0").and_then(|bound| bound.local_addr());
     let closed = closed.expect("an address").to_string();
     let target =
         |host: &str, address: &str| ProbeTarget { host: host.into(), attempt: 2, address: address.into() };
     let targets = vec![target("host-0", &own), target("host-1", &closed), target("host-1", &own)];
-    scene.send(Command::Probe { targets, deadline_s: 5.0 }).await;
+    scene.send(Command::Probe { targets, deadline_s: 20.0 }).await;
     let (from, reached) = scene
         .event("the answer", |e| match e {
             Event::Reached { from, targets } => Some((from.clone(), targets.clone())),

@@ -37,7 +37,7 @@ async fn fifty_starts_and_stops_leave_no_process_and_no_zombie(mutant: Option<&'
             .await?;
     }
     let agent = scene.agent_pid();
-    eventually("the agent has no child", Duration::from_secs(3), || children_of(agent).is_empty()).await?;
+    eventually("the agent has no child", SOON, || children_of(agent).is_empty()).await?;
     ensure(marked(&scene.run_id).is_empty(), "nothing of the run is left")
 }
 
@@ -68,13 +68,12 @@ async fn a_group_may_be_started_again_at_the_word_of_its_end(mutant: Option<&'st
 scenario!(a_stop_is_term_first_and_kill_after_the_grace_time);
 async fn a_stop_is_term_first_and_kill_after_the_grace_time(mutant: Option<&'static str>) -> Outcome {
     let scene = Scene::new(mutant).await;
-    scene.send(start(shell(0, "trap 'echo told; exit 0' TERM; while :; do sleep 0.05; done"))).await;
-    scene.send(start(shell(1, "trap '' TERM; while :; do sleep 0.05; done"))).await;
-    scene.spawned(0, 0, 1).await?;
-    scene.spawned(1, 0, 1).await?;
-    tokio::time::sleep(Duration::from_millis(300)).await;
-    for replica in 0..2 {
-        scene.send(Command::StopGroup { replica, grace_s: 0.8, reason: "enough".into() }).await;
+    // The first leaves at once, whatever time it has.
+    for (replica, at_term, grace_s) in [(0, "echo told; exit 0", 60.0), (1, "", 0.8)] {
+        scene.send(start(shell(replica, &listens(&scene, replica, at_term)))).await;
+        scene.spawned(replica, 0, 1).await?;
+        is_listening(&scene, replica).await?;
+        scene.send(Command::StopGroup { replica, grace_s, reason: "enough".into() }).await;
     }
     for (replica, wanted) in [(0, Exit::Code(0)), (1, Exit::Signal(9))] {
         let (exit, tail) = scene
@@ -180,11 +179,11 @@ async fn sigterm_is_a_notice_that_drains_the_ranks_and_ends_the_agent(
     mutant: Option<&'static str>,
 ) -> Outcome {
     let mut scene = Scene::new(mutant).await;
-    scene
-        .send(start(shell(0, "trap 'echo told; sleep 0.3; exit 0' TERM; while :; do sleep 0.05; done")))
-        .await;
+    let mut plan = shell(0, &listens(&scene, 0, "echo told; sleep 0.3; exit 0"));
+    plan.recovery.grace_s = 60.0; // it leaves much sooner
+    scene.send(start(plan)).await;
     scene.spawned(0, 0, 1).await?;
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    is_listening(&scene, 0).await?;
     kill(scene.agent_pid(), libc::SIGTERM);
     let code = scene.agent_exit().await?;
     ensure(code == 143, format!("exit code {code}"))?;
@@ -202,7 +201,8 @@ scenario!(without_a_session_a_group_is_done_when_all_its_ranks_exited_with_0);
 async fn without_a_session_a_group_is_done_when_all_its_ranks_exited_with_0(
     mutant: Option<&'static str>,
 ) -> Outcome {
-    let scene = Scene::new(mutant).await;
+    // Siblings that end have the time that they need.
+    let scene = Scene::with(mutant, |config| config["limits"]["siblings_s"] = 60.0.into()).await;
     let mut plan = shell(0, "sleep 0.$((RANK * 3)); exit 0");
     plan.world_size = 3;
     scene.send(start(plan)).await;
@@ -214,6 +214,7 @@ async fn without_a_session_a_group_is_done_when_all_its_ranks_exited_with_0(
     let exits =
         scene.events().iter().filter(|e| matches!(e, Event::RankExited { collateral: false, .. })).count();
     ensure(exits == 3, format!("{exits} exits before"))?;
+    let scene = Scene::new(mutant).await;
     let mut uneven = shell(1, "test $RANK = 0 || sleep 1000");
     uneven.world_size = 2;
     uneven.recovery.max_restarts = 0;
@@ -250,10 +251,10 @@ async fn without_a_controller_the_agent_goes_on_and_ends_when_all_is_done(
     let mut scene = Scene::with(mutant, |config| {
         config["controller"] =
             format!("unix:{}/later.sock", config["run_dir"].as_str().unwrap_or_default()).into();
-        config["linger_s"] = 0.5.into();
+        config["linger_s"] = 1.0.into(); // ten times that where nobody ever asks
     })
     .await;
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
     // Nothing was ever asked of it: it waits. (Its controller was never there, so a second scene tells the rest.)
     ensure(alive(scene.agent_pid()), "it waits for a first command")?;
     scene.kill_agent();
@@ -310,7 +311,7 @@ async fn setup_runs_once_with_its_limit_and_nothing_of_it_stays(mutant: Option<&
     ensure(marked(&scene.run_id).is_empty(), "nothing of it is left")?;
     drop(scene);
     let scene = Scene::new(mutant).await;
-    scene.send(plan("echo slow; sleep 1000", 0.5)).await;
+    scene.send(plan("echo slow; sleep 1000", 3.0)).await;
     let (_, timed_out, tail) = scene.event("setup ends", finished).await?;
     ensure(timed_out && tail == ["slow"] && marked(&scene.run_id).is_empty(), format!("{tail:?}"))
 }

@@ -27,6 +27,8 @@ pub fn lighthouse_service(config: &mut serde_json::Value, more: serde_json::Valu
         json[key] = value.clone();
     }
     let exe = std::env::current_exe().expect("this binary");
+    // It answers, whatever else this machine does.
+    config["limits"]["evict_s"] = 20.0.into();
     config["services"] = serde_json::json!([{
         "name": "lighthouse", "argv": [exe, "--exact", "process::lighthouse_process", "--nocapture"],
         "env": {"TEST_LIGHTHOUSE_JSON": json.to_string()}, "log": format!("{dir}/lighthouse.log"),
@@ -83,7 +85,8 @@ async fn a_detached_grandchild_is_ended_and_its_port_is_free_for_the_next_genera
     mutant: Option<&'static str>,
 ) -> Outcome {
     let scene = Scene::new(mutant).await;
-    let port = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port").port();
+    // Nobody else takes a port there meanwhile.
+    let port = TcpListener::bind("127.200.77.3:0").and_then(|l| l.local_addr()).expect("a free port").port();
     let script = format!(
         r#"
 import os, signal, socket, sys, time
@@ -95,7 +98,7 @@ if os.fork() == 0:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     s = socket.socket()
     s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    s.bind(("127.0.0.1", {port}))
+    s.bind(("127.200.77.3", {port}))
     s.listen()
     open("held.new", "w").write(str(os.getpid()))
     os.rename("held.new", "held-" + os.environ["SKY_MONARCH_GENERATION"])
@@ -117,7 +120,7 @@ time.sleep(1000)
     ensure(!alive(holder), "the first holder is gone")?;
     scene.send(stop(0)).await;
     scene.event("the group is stopped", |e| matches!(e, Event::GroupStopped { .. }).then_some(())).await?;
-    TcpListener::bind(("127.0.0.1", port)).map_err(|error| format!("the port is still held: {error}"))?;
+    TcpListener::bind(("127.200.77.3", port)).map_err(|error| format!("the port is still held: {error}"))?;
     ensure(marked(&scene.run_id).is_empty(), "nothing of the run is left")
 }
 
@@ -132,7 +135,7 @@ async fn ranks_die_with_their_agent_and_the_next_agent_ends_what_else_is_left(
     let ranks = [scene.spawned(0, 0, 1).await?, scene.spawned(0, 1, 1).await?];
     eventually("the ranks have children", SOON, || marked(&scene.run_id).len() >= 6).await?;
     scene.kill_agent();
-    eventually("the ranks are gone", Duration::from_secs(5), || !ranks.iter().any(|pid| alive(*pid))).await?;
+    eventually("the ranks are gone", SOON, || !ranks.iter().any(|pid| alive(*pid))).await?;
     let left = marked(&scene.run_id);
     ensure(left.len() >= 2, "the detached ones live on")?;
     scene.start_agent();
@@ -299,14 +302,31 @@ async fn a_rank_that_commits_nothing_any_more_is_replaced(mutant: Option<&'stati
     ensure(injected == 1, format!("injected {injected} times: once in a run"))
 }
 
-/// Groups that stop at their second step: when each first generation was ended for that, once all of `ended` were.
+async fn commits(scene: &Scene, replica: u32, generation: u64) -> Outcome {
+    scene
+        .event("it commits", |event| match event {
+            Event::FirstCommit { replica: r, generation: g, .. } => {
+                ((*r, *g) == (replica, generation)).then_some(())
+            }
+            _ => None,
+        })
+        .await
+}
+
+/// Groups that stop together: when each first generation was ended for that, once all of `ended` were.
 async fn stand_still(scene: &Scene, modes: &[&str], ended: &[u32]) -> Result<Vec<Option<u64>>, String> {
+    let sign = scene.path("stop");
     for (replica, mode) in (0..).zip(modes) {
         let mut plan = session(replica, mode, 100_000);
+        plan.envs.insert("TEST_SIGN".into(), sign.to_string_lossy().into_owned());
         plan.recovery.progress_limit_s = ProgressLimit::Seconds(STILL_S);
         plan.recovery.grace_s = 0.1;
         scene.send(start(plan)).await;
     }
+    for (replica, _) in (0..).zip(modes) {
+        commits(scene, replica, 1).await?;
+    }
+    std::fs::write(&sign, "").expect("a file");
     let of = |heard: &Heard, replica: u32| {
         heard.events.iter().find_map(|(_, stamped)| match &stamped.event {
             Event::GenerationEnded {
@@ -315,15 +335,18 @@ async fn stand_still(scene: &Scene, modes: &[&str], ended: &[u32]) -> Result<Vec
             _ => None,
         })
     };
-    scene
-        .until("those that hang are ended", |heard| {
-            let all = ended.iter().all(|replica| of(heard, *replica).is_some());
-            all.then(|| (0..).zip(modes).map(|(replica, _)| of(heard, replica)).collect())
-        })
-        .await
+    let soon = if scene.mutant.is_some() { Duration::from_secs_f64(3.0 * STILL_S) } else { SOON };
+    eventually("those that hang are ended", soon, || {
+        let heard = scene.heard.lock().expect("no poison");
+        ended.iter().all(|replica| of(&heard, *replica).is_some())
+    })
+    .await?;
+    let heard = scene.heard.lock().expect("no poison");
+    Ok((0..).zip(modes).map(|(replica, _)| of(&heard, replica)).collect())
 }
 
-const STILL_S: f64 = 2.0;
+/// A quarter of it is the time in which all have to stop that are to be found out together.
+const STILL_S: f64 = 3.0;
 
 scenario!(where_all_groups_hang_one_roll_call_ends_them_at_once, one_by_one, no_watchdog);
 async fn where_all_groups_hang_one_roll_call_ends_them_at_once(mutant: Option<&'static str>) -> Outcome {
@@ -334,12 +357,7 @@ async fn where_all_groups_hang_one_roll_call_ends_them_at_once(mutant: Option<&'
     ensure(apart_s < 0.75 * STILL_S, format!("{apart_s} s apart"))?;
     for replica in 0..3 {
         scene.spawned(replica, 0, 2).await?;
-        scene
-            .event("it commits again", |event| match event {
-                Event::FirstCommit { replica: r, generation: 2, .. } => (*r == replica).then_some(()),
-                _ => None,
-            })
-            .await?;
+        commits(&scene, replica, 2).await?;
     }
     let told = |event: &Event| match event {
         Event::Notice { message, .. } => message.contains("[0, 1, 2] hang").then_some(()),
@@ -357,10 +375,16 @@ async fn who_waits_for_those_that_hang_is_left_alone_in_the_roll_call(
     let scene = Scene::new(mutant).await;
     let ended_ns = stand_still(&scene, &["silent", "waits", "silent"], &[0, 2]).await?;
     tokio::time::sleep(Duration::from_secs_f64(0.25 * STILL_S)).await;
-    let waiter = |event: &Event| {
-        matches!(event, Event::GenerationEnded { replica: 1, .. } | Event::Hung { replica: 1, .. })
-    };
-    let touched = ended_ns[1].is_some() || scene.events().iter().any(waiter);
+    // Later it may be: its wait is over, and it has a window of its own.
+    let until_ns = ended_ns.into_iter().flatten().max().unwrap_or_default() + (0.5 * STILL_S * 1e9) as u64;
+    let heard = scene.heard.lock().expect("no poison");
+    let touched = heard.events.iter().any(|(_, stamped)| {
+        let waiter = matches!(
+            stamped.event,
+            Event::GenerationEnded { replica: 1, .. } | Event::Hung { replica: 1, .. }
+        );
+        waiter && stamped.mono_ns < until_ns
+    });
     ensure(!touched, "the one that waits was ended, too")
 }
 

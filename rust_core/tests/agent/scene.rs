@@ -329,6 +329,17 @@ pub fn shell(replica: u32, script: &str) -> GroupPlan {
     }
 }
 
+/// Shell text of a rank that does `what` at SIGTERM; [`is_listening`] says when it has set that trap.
+pub fn listens(scene: &Scene, replica: u32, what: &str) -> String {
+    let ready = scene.path(&format!("listens-{replica}"));
+    format!("trap '{what}' TERM; : > {}; while :; do sleep 0.05; done", ready.display())
+}
+
+pub async fn is_listening(scene: &Scene, replica: u32) -> Outcome {
+    let ready = scene.path(&format!("listens-{replica}"));
+    eventually("its shell has set the trap", SOON, || ready.exists()).await
+}
+
 /// The same for the rank with a session of `process.rs`.
 pub fn session(replica: u32, mode: &str, target: u64) -> GroupPlan {
     let mut plan = shell(replica, "");

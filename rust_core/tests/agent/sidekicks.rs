@@ -203,9 +203,18 @@ while True:
         // No refused connect while it is down: the socket is the agent's.
         ensure(ask()? != before, "a new process answers")?;
     }
-    let file = std::fs::read_to_string(scene.path("demo.pid")).map_err(|e| e.to_string())?;
-    let named: serde_json::Value = serde_json::from_str(&file).map_err(|e| e.to_string())?;
-    ensure(named["pid"] == ask()? && named["pid"] != first && named["start_ticks"].as_u64() > Some(0), file)?;
+    let last = ask()?;
+    // It serves before the agent has written who it is.
+    let named = || -> Option<(u64, u64)> {
+        let file = std::fs::read(scene.path("demo.pid")).ok()?;
+        let file: serde_json::Value = serde_json::from_slice(&file).ok()?;
+        Some((file["pid"].as_u64()?, file["start_ticks"].as_u64()?))
+    };
+    eventually("it is named", SOON, || {
+        named().is_some_and(|(pid, since)| pid == u64::from(last) && since > 0)
+    })
+    .await?;
+    ensure(last != first, "the last one is another one")?;
     scene.send(sky_monarch_core::protocol::Command::Shutdown { grace_s: 1.0, reason: "down".into() }).await;
     scene.agent_exit().await?;
     ensure(marked(&scene.run_id).is_empty(), "no service is left")
@@ -227,7 +236,9 @@ while True:
 
 scenario!(a_service_that_dies_goes_on_as_its_spare, promote_no_spare);
 async fn a_service_that_dies_goes_on_as_its_spare(mutant: Option<&'static str>) -> Outcome {
-    let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a port");
+    // Nobody else takes a port there meanwhile.
+    let port = std::net::TcpListener::bind("127.200.77.4:0").and_then(|free| free.local_addr());
+    let port = port.expect("a port");
     let mut scene = Scene::with(mutant, |config| {
         let dir = config["run_dir"].as_str().unwrap_or_default().to_owned();
         config["services"] = serde_json::json!([
@@ -271,6 +282,10 @@ async fn a_service_that_dies_goes_on_as_its_spare(mutant: Option<&'static str>) 
     // One that is stopped could not serve, and is passed over.
     let stopped = spares(&[serving, idle])[0];
     kill(stopped, libc::SIGSTOP);
+    eventually("it is stopped", SOON, || {
+        std::fs::read_to_string(format!("/proc/{stopped}/stat")).unwrap_or_default().contains(") T ")
+    })
+    .await?;
     kill(serving, libc::SIGKILL);
     eventually("the dead one is gone", SOON, || !alive(serving)).await?;
     ensure(ask()? != stopped, "somebody serves who can")?;

@@ -4,6 +4,7 @@
 
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::OnceLock;
 
 fn built(package: &str, file: &str, env: &str) -> PathBuf {
     if let Some(built) = std::env::var_os(env) {
@@ -17,10 +18,15 @@ fn built(package: &str, file: &str, env: &str) -> PathBuf {
 
 /// That of HIP, and of CUDA.
 pub fn hip() -> PathBuf {
-    built("sky-monarch-double-hip", "libamdhip64.so", "SKY_MONARCH_TEST_HIP_DOUBLE")
+    // Once: between the starts of two ranks it would cost the time that these have to find each other.
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT
+        .get_or_init(|| built("sky-monarch-double-hip", "libamdhip64.so", "SKY_MONARCH_TEST_HIP_DOUBLE"))
+        .clone()
 }
 
 /// That of RCCL, and of NCCL.
 pub fn ccl() -> PathBuf {
-    built("sky-monarch-double-ccl", "librccl.so", "SKY_MONARCH_TEST_CCL_DOUBLE")
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| built("sky-monarch-double-ccl", "librccl.so", "SKY_MONARCH_TEST_CCL_DOUBLE")).clone()
 }

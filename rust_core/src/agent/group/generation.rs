@@ -143,11 +143,15 @@ impl Group {
             Outcome::Stopped => {
                 let reason = self.stop.borrow().as_ref().map(|stop| stop.reason.clone()).unwrap_or_default();
                 let cause = Cause::Stopped { reason };
-                self.emit(Event::GenerationEnded { replica, generation: number, cause, step });
+                let never_ran = None;
+                self.emit(Event::GenerationEnded { replica, generation: number, cause, step, never_ran });
             }
             Outcome::Died(cause) => {
                 let cause = cause.clone();
-                self.emit(Event::GenerationEnded { replica, generation: number, cause, step });
+                // Who counts the tries of a part is the controller.
+                let part = futile.as_ref().filter(|_| self.plan.span.is_some());
+                let never_ran = part.map(|error| env::redact(error, &self.context.run.token));
+                self.emit(Event::GenerationEnded { replica, generation: number, cause, step, never_ran });
             }
         }
         Ended { outcome, progressed, survivors, futile }

@@ -86,7 +86,7 @@ impl Group {
     /// Tells once more that a generation has ended, where nothing is left that could be ended.
     pub(super) fn ended_event(replica: u32, generation: u64, reason: &str) -> Event {
         let cause = Cause::Elsewhere { reason: reason.to_owned() };
-        Event::GenerationEnded { replica, generation, cause, step: None }
+        Event::GenerationEnded { replica, generation, cause, step: None, never_ran: None }
     }
 }
 

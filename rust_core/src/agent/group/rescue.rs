@@ -103,7 +103,13 @@ impl Rescue {
         let state = GroupState::GivenUp;
         context.groups().insert(replica, GroupSnapshot { replica, generation, state, restarts, pids });
         let cause = Cause::AgentFailed { error };
-        context.outbox.emit(Event::GenerationEnded { replica, generation, cause: cause.clone(), step: None });
+        context.outbox.emit(Event::GenerationEnded {
+            replica,
+            generation,
+            cause: cause.clone(),
+            step: None,
+            never_ran: None,
+        });
         context.outbox.emit(Event::GroupGivenUp { replica, generation, cause, restarts });
     }
 }
