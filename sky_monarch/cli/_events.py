@@ -43,6 +43,10 @@ def _cause(fields: _Fields) -> str:
         return f"its agent failed at looking after it (please report this): {fields.get('error')}"
     if kind == "stopped":
         return f"stopped: {fields.get('reason')}"
+    if kind == "elsewhere":
+        return f"ended on another host: {fields.get('reason')}"
+    if kind == "budget":
+        return str(fields.get("reason"))
     return str(kind)
 
 

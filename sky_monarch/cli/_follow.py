@@ -198,23 +198,20 @@ def follow(
     """
     streams = _Streams(run.folder, logs=logs, tail=tail, after=after)
     stop: _Stop | None = None
+    pressed: KeyboardInterrupt | None = None
     try:
         with _output.sigterm_raises():
             while True:
+                # One more may come while the one before is answered, or between two turns: none is lost.
                 try:
-                    if _turn(streams, view, stop):
-                        break
-                except KeyboardInterrupt as pressed:
-                    if stop is not None:
-                        say(f"still stopping; `sky-monarch down {run.name}` finishes it")
-                        raise typer.Exit(_code(pressed)) from None
-                    choice = _choice(view, pressed, owner=owner)
-                    if choice == "detach":
-                        say(f"detached; the run goes on: sky-monarch attach {run.name}")
-                        raise typer.Exit(_code(pressed)) from None
-                    if choice == "stop":
-                        say(f"{_name(pressed)}: stopping {run.run_id} …")
-                        stop = _Stop(run.folder, grace_s, pressed)
+                    if pressed is not None:
+                        answered, pressed = pressed, None
+                        stop = _answer(run, view, answered, stop, owner=owner, grace_s=grace_s)
+                    while not _turn(streams, view, stop):
+                        pass
+                    break
+                except KeyboardInterrupt as again:
+                    pressed = again
             status = _final(run, stop)
             failures = (
                 [] if status.state == "SUCCEEDED" else [event for event in run.events() if is_failure(event)]
@@ -230,6 +227,27 @@ def follow(
     if stop is not None:
         raise typer.Exit(stop.exit_code)
     return status
+
+
+def _answer(
+    run: Run, view: View, pressed: KeyboardInterrupt, stop: _Stop | None, *, owner: bool, grace_s: float
+) -> _Stop | None:
+    """Do what Ctrl-C or SIGTERM asked for; returns what stops the run, where something does.
+
+    Raises:
+        typer.Exit: It was to leave, or it was pressed again while the run is stopped.
+    """
+    if stop is not None:
+        say(f"still stopping; `sky-monarch down {run.name}` finishes it")
+        raise typer.Exit(_code(pressed))
+    choice = _choice(view, pressed, owner=owner)
+    if choice == "detach":
+        say(f"detached; the run goes on: sky-monarch attach {run.name}")
+        raise typer.Exit(_code(pressed))
+    if choice == "continue":
+        return None
+    say(f"{_name(pressed)}: stopping {run.run_id} …")
+    return _Stop(run.folder, grace_s, pressed)
 
 
 def _choice(view: View, pressed: KeyboardInterrupt, *, owner: bool) -> str:

@@ -74,9 +74,8 @@ def _say_why(run: Run, *, replica: int | None, generation: int | None, setup: bo
     Raises:
         ConfigError: There never was such a generation.
     """
-    if setup:
-        has_setup = bool(str(run.folder.job.get("setup") or "").strip())
-        return _output.say("`setup` has printed nothing" if has_setup else "the job has no `setup`")
+    if setup and not str(run.folder.job.get("setup") or "").strip():
+        return _output.say("the job has no `setup`")
     if generation is not None:
         newest = dict(_generations(run, replica))
         if not any(generation <= one for one in newest.values()):
@@ -84,7 +83,12 @@ def _say_why(run: Run, *, replica: int | None, generation: int | None, setup: bo
             raise ConfigError(
                 f"there is no generation {generation}", hint=listed or "no replica group has begun yet"
             )
-    return _output.say("nothing was printed")
+    if run.over and run.folder.provider == "skypilot":
+        return _output.say(
+            "what was printed was on the run's hosts, which are gone; `sky-monarch events` has the last lines of "
+            "ranks that failed, and `logs -f`, while a run goes on, has all of it"
+        )
+    return _output.say("`setup` has printed nothing" if setup else "nothing was printed")
 
 
 def _generations(run: Run, replica: int | None) -> Iterator[tuple[int, int]]:

@@ -64,7 +64,7 @@ def _spent(one: RunStatus) -> tuple[str, str]:
 def _row(one: RunStatus) -> tuple[str, ...]:
     able = sum(group.state in ("RUNNING", "DONE") for group in one.groups)
     age_s = one.elapsed_s
-    if age_s is None and one.created_ms is not None:
+    if age_s is None and one.created_ms:  # 0: its folder does not say
         age_s = max(0.0, time.time() - one.created_ms / 1000)
     goal = "" if one.target_step is None else f"/{one.target_step}"
     groups = "-" if one.replicas is None else f"{able}/{one.replicas}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 __all__ = [
     "Action",
@@ -83,12 +84,28 @@ class ScheduleRestart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GiveUpGroup:
-    """Write down that a wide group's budget is spent."""
+    """Write down that a wide group's budget is spent, or that its command cannot be started.
+
+    Attributes:
+        replica: The group.
+        generation: Its last one.
+        restarts: Those spent.
+        reason: Why the last generation ended.
+        times: Generations in a row whose command did not run at all; 0: the budget is spent.
+    """
 
     replica: int
     generation: int
     restarts: int
     reason: str
+    times: int = 0
+
+    def row(self) -> dict[str, Any]:
+        """For the journal; an agent writes the same of a group that it has to itself."""
+        whose = {"replica": self.replica, "generation": self.generation, "restarts": self.restarts}
+        if self.times:
+            return {**whose, "cause": "cannot_start", "error": self.reason, "times": self.times}
+        return {**whose, "cause": "budget", "reason": self.reason}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

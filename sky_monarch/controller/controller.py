@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -50,6 +51,7 @@ _log = structlog.get_logger()
 _DRAIN_ITEMS = 512
 _WRITE_AGAIN = "journal"  # beside the policy's timers
 _WRITE_AGAIN_S = 1.0
+_ROOM_S, _ROOM_AGAIN_S = 10.0, 0.5
 
 
 class Controller:
@@ -363,7 +365,7 @@ class Controller:
         elif isinstance(action, model.ScheduleRestart):
             self._append({"event": "restart_scheduled", **dataclasses.asdict(action)})
         elif isinstance(action, model.GiveUpGroup):
-            self._append({"event": "group_given_up", "cause": "budget", **dataclasses.asdict(action)})
+            self._append({"event": "group_given_up", **action.row()})
         else:
             row = self._orders.row(action)
             self._append(row)  # no act without its row
@@ -403,13 +405,30 @@ class Controller:
                 row = {"event": "run_ended", "state": str(state.phase), "reason": state.reason}
                 with self._journal.transaction(durable=True):
                     self._append({**row, "exit_code": state.exit_code})
-            self._reserve.write(self._final, self.status())
+            await self._write_final()
             _log.info("run ended", state=str(state.phase), reason=state.reason, exit_code=state.exit_code)
         self._ended = True
         self._after_commit()
         taken, collect_s = self.hosts.taken, self._settings.collect_s
         await farewell(state, self._agents, self.logs, taken=taken, collect_s=collect_s)
         self.finished.set()
+
+    async def _write_final(self) -> None:
+        """Write the last status, which had no place kept for it where the disk was full from the start.
+
+        A controller that failed here would be followed by one that knows nothing of an end that is only in memory,
+        and would launch anew what was taken down. So the run ends with or without it; ``down`` writes one, too.
+        """
+        deadline = time.monotonic() + _ROOM_S
+        while True:
+            try:
+                return self._reserve.write(self._final, self.status())
+            except OSError as error:
+                _log.error("the last status cannot be written", path=str(self._final), error=str(error))
+            if time.monotonic() > deadline:
+                return None
+            shutil.rmtree(self._settings.run_dir / "ship", ignore_errors=True)  # no host needs it any more
+            await asyncio.sleep(_ROOM_AGAIN_S)
 
     def _end_done(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None and not self.failure.done():

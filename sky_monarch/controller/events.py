@@ -207,12 +207,16 @@ class FirstCommit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationEnded:
-    """A generation is over, for this reason; ``stopped`` says that it was asked for."""
+    """A generation is over, for this reason; ``stopped`` says that it was asked for.
+
+    ``never_ran``, of a wide group's part: why its command did not run at all; None where it did, or may have.
+    """
 
     replica: int
     generation: int
     reason: str
     stopped: bool = field(default=False, compare=False)
+    never_ran: str | None = field(default=None, compare=False)
     host: str = field(default="", compare=False)
     mono_ns: int | None = field(default=None, compare=False)
 

@@ -44,6 +44,8 @@ class Span:
         free: That costs no restart: a host was taken away.
         fruitless: Restarts in a row that brought no progress.
         resting: The next start waits for a pause to be over.
+        never_ran: Why the command did not run at all in this generation; None where it did, or may have.
+        vain: Generations in a row in which it did not.
     """
 
     parts: tuple[Part, ...]
@@ -53,6 +55,8 @@ class Span:
     free: bool = False
     fruitless: int = 0
     resting: bool = False
+    never_ran: str | None = None
+    vain: int = 0
 
     @property
     def idle(self) -> bool:

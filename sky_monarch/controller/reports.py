@@ -130,7 +130,12 @@ _EVENTS: dict[str, _Checks] = {
         "memory": _or_none(_memory),
     },
     "hung": {**_RANK, "pid": _unsigned, "state": _text, "stacks": _texts, "threads": _texts},
-    "generation_ended": {**_WHOSE, "cause": _text, "step": _or_none(_unsigned)},
+    "generation_ended": {
+        **_WHOSE,
+        "cause": _text,
+        "step": _or_none(_unsigned),
+        "never_ran": _or_none(_text),
+    },
     "restart_scheduled": {**_WHOSE, "delay_s": _number, "restarts_left": _unsigned},
     "ranks_up": _WHOSE,
     "first_commit": {**_WHOSE, "step": _unsigned, "heal": _or_none(_heal)},
@@ -374,7 +379,11 @@ _POLICY: dict[str, Callable[[Mapping[str, Any]], model.Event]] = {
     "ranks_up": lambda row: model.RanksUp(**_whose(row)),
     "first_commit": lambda row: model.FirstCommit(**_whose(row)),
     "generation_ended": lambda row: model.GenerationEnded(
-        **_whose(row), reason=describe_cause(row), stopped=row["cause"] == "stopped", mono_ns=_when(row)
+        **_whose(row),
+        reason=describe_cause(row),
+        stopped=row["cause"] == "stopped",
+        never_ran=row.get("never_ran"),
+        mono_ns=_when(row),
     ),
     "restart_scheduled": _restart_scheduled,
     "group_given_up": lambda row: model.GroupGivenUp(

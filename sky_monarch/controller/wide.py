@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from sky_monarch.controller.causes import describe_cause
 from sky_monarch.controller.events import (
     FirstCommit,
     GenerationEnded,
@@ -59,6 +60,9 @@ GroupEvent = (
     | GroupStopped
 )
 
+_MOST_TRIES = 3
+"""Generations in a row whose command did not run at all: as many as an agent allows a group that it has to itself."""
+
 _FRESH = 3
 """Times as long as else may agents be silent that a new controller has not heard of yet."""
 
@@ -104,6 +108,8 @@ class Wide(Preemption):
                 self._part_up(group)
             case GenerationEnded() if not event.stopped:
                 self._fall(group, event.reason)
+                if event.never_ran is not None:
+                    self._with_span(self.state.groups[group.replica], never_ran=event.never_ran)
                 self._empty(self.state.groups[group.replica], part.host)
             case GroupGivenUp():
                 if not group.phase.final:
@@ -321,21 +327,19 @@ class Wide(Preemption):
             self._group(group.replica, phase=GroupPhase.STOPPED, live=frozenset(), started=False)
             return
         group = self._group(group.replica, live=frozenset(), started=False, reason=why)
-        group = self._with_span(group, fallen=None, free=False, store=None)
+        vain = 0 if span.free or span.never_ran is None else span.vain + 1
+        group = self._with_span(group, fallen=None, free=False, store=None, never_ran=None, vain=vain)
         if span.free:
             self._group(group.replica, phase=GroupPhase.PENDING)
             return
         now_ns = max(group.restarts_ns, default=0) if self.now_ns is None else self.now_ns
         oldest = now_ns - round(self.limits.window_s * 1e9)
         spent = tuple(at for at in group.restarts_ns if at > oldest)
+        if span.never_ran is not None and vain >= _MOST_TRIES:
+            self._spent(group, len(spent), span.never_ran, times=vain)
+            return
         if len(spent) >= self.limits.max_restarts:
-            self._give_up(group, f"after {count_of(len(spent), 'restart')}: {why}")
-            self.actions.append(
-                GiveUpGroup(
-                    replica=group.replica, generation=group.generation, restarts=len(spent), reason=why
-                )
-            )
-            self._stop_group(self.state.groups[group.replica], why)
+            self._spent(group, len(spent), why)
             return
         lived_s = 0.0 if span.began_ns is None else (now_ns - span.began_ns) / 1e9
         fruitless = 0 if lived_s > self.limits.backoff_max_s else span.fruitless
@@ -355,6 +359,23 @@ class Wide(Preemption):
         )
         if delay_s:
             self.actions.append(SetTimer(name=group_timer(group.replica), delay_s=delay_s, reason=why))
+
+    def _spent(self, group: Group, restarts: int, why: str, *, times: int = 0) -> None:
+        """Give a group up, on all its hosts.
+
+        Args:
+            group: Which.
+            restarts: Those spent.
+            why: In words.
+            times: Generations in a row whose command did not run at all.
+        """
+        given = GiveUpGroup(
+            replica=group.replica, generation=group.generation, restarts=restarts, reason=why, times=times
+        )
+        words = describe_cause(given.row())
+        self._give_up(group, f"after {count_of(restarts, 'restart')}: {words}")
+        self.actions.append(given)
+        self._stop_group(self.state.groups[group.replica], words)
 
     def _pause_over(self, replica: int) -> None:
         group = self.state.groups[replica]

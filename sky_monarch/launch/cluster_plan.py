@@ -286,7 +286,7 @@ def _here(job: JobSpec) -> Choice:
         usd_per_hour=0.0,
         price_day=None,
         price_source=None,
-        notes=(),
+        notes=tuple(_unlimited(job, "this machine costs nothing")),
         tasks=(),
     )
 
@@ -396,6 +396,10 @@ def _notes(
         yield f"checkpoint.to, {job.checkpoint.to}, must be a folder that all hosts share, or it is lost with its host"
     if job.checkpoint is not None and (client := client_of(job.checkpoint.to)) and client not in job.setup:
         yield f"checkpoint.to needs {client} on each host: pip install it in setup, or bring it in the image"
+    if offer is None or offer.price(spot=candidate.use_spot) is None:
+        yield from _unlimited(
+            job, f"no price of hosts on {cloud.title} is known, unless SkyPilot names one at launch"
+        )
     if head.own and offer and offer.price(spot=candidate.use_spot) is not None:
         if cloud.head is None:
             yield f"the price of {head.cluster} (2 CPUs) is not known, and not in the sum"
@@ -405,6 +409,16 @@ def _notes(
         yield f"{head.cluster} is a job of Slurm: a time limit or a pre-emption of its partition ends the whole run"
     if head.kind == "here" and cloud.name != "slurm":
         yield "the hosts dial this machine: it needs an address that they reach"
+
+
+def _unlimited(job: JobSpec, why: str) -> Iterator[str]:
+    """Where money is nothing that could end the run, though the job says how much may be spent."""
+    usd, hours = (
+        isinstance(limit, float) for limit in (job.budget.max_usd, job.budget.max_hours)
+    )  # else: off
+    if usd:
+        besides = "budget.max_hours does" if hours else "write budget.max_hours, which does"
+        yield f"{why}: budget.max_usd does not limit the run; {besides}"
 
 
 def _zone_notes(job: JobSpec, cloud: Cloud, shape: Shape, head: Head, infra: str) -> Iterator[str]:

@@ -258,6 +258,8 @@ class RunFolder:
             return Phase.ENDED
         if not (self.path / "run.json").exists():  # the first file to come: somebody removed it
             return Phase.LOST
+        # Looked for first: it writes down what it has started, and may be gone, before we have looked for that.
+        launching = not (self.path / f"{self.supervisor}.pid").exists() and self.launcher() is not None
         if self.head is not None:
             if self.door.exists():  # whether or not anything of it runs here: the head may be asked
                 return Phase.LIVE
@@ -265,7 +267,7 @@ class RunFolder:
                 return Phase.LAUNCHING
         elif self.agent():
             return Phase.LIVE
-        if not (self.path / f"{self.supervisor}.pid").exists() and self.launcher():
+        if launching:
             return Phase.LAUNCHING
         # The agent may have ended, after the controller wrote the end, between the two looks.
         return Phase.ENDED if (self.path / "final.json").exists() else Phase.LOST
@@ -284,7 +286,8 @@ class RunFolder:
         if phase is Phase.LOST and (left := carrying(self.run_id)):
             what = "run folder removed" if (agent := self.agent()) else "agent dead"
             pid = (agent or left[0]).pid
-            return f"{what}, but {len(left)} processes left, such as pid {pid}, since {since}"
+            count = "1 process is" if len(left) == 1 else f"{len(left)} processes are"
+            return f"{what}, but {count} left, such as pid {pid}, since {since}"
         return None
 
     def tail(self, *, lines: int = 15) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sky_monarch import __version__
-from sky_monarch.errors import ConfigError, LaunchError, RunExistsError
+from sky_monarch.errors import ConfigError, LaunchError, RunExistsError, SystemCallError
 from sky_monarch.launch.environment import agent_environment
 from sky_monarch.launch.folder import Phase, RunFolder, list_runs, name_lock, write_json
 from sky_monarch.launch.plan import LocalPlan
@@ -24,6 +25,7 @@ __all__ = ["check_resumable", "deaf", "finish", "launch", "reap", "require_core"
 
 _POLL_S = 0.05
 _GRACE_S = 3.0
+_LEAST_BYTES = 4 * 2**20
 
 
 def require_core() -> None:
@@ -69,11 +71,26 @@ def deaf() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def _require_room(folder: Path) -> None:
+    """Refuse to begin what the disk could not hold: a run that cannot note its own end is hard to end.
+
+    Raises:
+        LaunchError: There is too little room.
+    """
+    free = shutil.disk_usage(folder).free
+    if free < _LEAST_BYTES:
+        raise LaunchError(
+            f"{folder} has {free // 1024} KiB left: too little for the journal, the logs and the last status of a run",
+            hint=f"make room for {_LEAST_BYTES // 2**20} MiB there, or name another place: SKY_MONARCH_STATE_DIR",
+        )
+
+
 def _take(plan: LocalPlan) -> RunFolder:
     """Make the run folder with ``run.json`` in it: from here on ``status`` lists the run."""
     folder = RunFolder(plan.run_dir)
     _make_private(plan.state)
     _make_private(plan.run_dir.parent)
+    _require_room(plan.run_dir.parent)
     own = Process.of(os.getpid())
     with name_lock(plan.name, plan.state):
         _refuse_taken(plan.name, plan.state)
@@ -186,7 +203,7 @@ def launch(
             if undo is not None:
                 undo(folder, f"launch failed: {error}")
             reap(folder, grace_s=_GRACE_S)
-            with contextlib.suppress(OSError):  # a full disk is told as what it broke first
+            with contextlib.suppress(SystemCallError):  # a full disk is told as what it broke first
                 finish(folder, state="FAILED", reason=f"launch failed: {error}", exit_code=1)
         if isinstance(error, OSError):
             raise LaunchError(f"the run could not be started: {error}") from error
@@ -291,6 +308,9 @@ def finish(folder: RunFolder, *, state: str, reason: str, exit_code: int) -> Map
     """Write the final status of a run that no controller is left to write, and settle its folder.
 
     A final status that exists already is kept.
+
+    Raises:
+        SystemCallError: The disk takes no status; all else is done.
     """
     final = folder.final
     if final is None:
@@ -306,16 +326,27 @@ def finish(folder: RunFolder, *, state: str, reason: str, exit_code: int) -> Map
             "infra": info.get("infra", "local"),
             "created_ms": created_ms,
             "ended_ms": now_ms,
-            "elapsed_s": max(0.0, (now_ms - created_ms) / 1000),
+            "elapsed_s": max(0.0, (now_ms - created_ms) / 1000) if created_ms else None,
             "run_dir": str(folder.path),
             "groups": [],
             "recoveries": [],
         }
         try:
-            with contextlib.suppress(FileNotFoundError):  # the folder was removed
-                write_json(folder.path / "final.json", final)
-        finally:
-            folder.settle()  # also where the disk is full: secrets do not stay for want of a status
-        return final
+            _write_final(folder, final)
+        except OSError:
+            folder.settle()  # secrets do not stay for want of a status, and what was shipped leaves room for one
+            try:
+                _write_final(folder, final)
+            except OSError as error:
+                raise SystemCallError(
+                    f"{folder.run_id} is over, which cannot be written to {folder.path}: {error.strerror or error}",
+                    hint=f"make room on that disk, then `sky-monarch down {folder.run_id}` once more",
+                ) from error
+            return final
     folder.settle()
     return final
+
+
+def _write_final(folder: RunFolder, final: Mapping[str, Any]) -> None:
+    with contextlib.suppress(FileNotFoundError):  # the folder was removed
+        write_json(folder.path / "final.json", final)

@@ -136,9 +136,18 @@ def installed() -> bool:
 def look_up(task: Mapping[str, Any]) -> Verdict:
     """Ask the catalogs of the installed SkyPilot for one task.
 
+    What SkyPilot prints on the way, on the standard output of a plan that may be JSON, is dropped: progress of what it
+    fetches, and errors that the verdict has.
+
     Raises:
         ConfigError: SkyPilot is not installed, or does not take this task.
     """
+    # From the import on: its log keeps the stream that it finds then.
+    with contextlib.redirect_stdout(io.StringIO()):
+        return _look_up(task)
+
+
+def _look_up(task: Mapping[str, Any]) -> Verdict:
     try:
         import sky
         from sky import exceptions

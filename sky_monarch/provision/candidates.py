@@ -7,8 +7,8 @@ often that fails, and no good host is given up for another choice. Where all hos
 with the choice that they were in.
 
 Where choices place groups on hosts in different ways, a host is launched in the way that the controller has taken, and
-no other: the scout has it take the next one, until a host is up. From then on choices that place groups otherwise are
-out.
+no other: the scout has it take the next one, and hears what is wanted there, until a host is up. From then on choices
+that place groups otherwise are out.
 
 A round of choices that all failed is over for every attempt that has taken part in it, or begins within a moment of
 it: the same reasons for all. When another one is due is up to the controller.
@@ -89,6 +89,8 @@ class Candidates:
         self._homes = [{host: tuple(mine) for host, mine in one.items()} for one in homes] or [{}] * count
         self._varies = any(one != self._homes[0] for one in self._homes)
         self._placement = 0
+        self._placings = 0
+        self._heard = True
         self._up: set[str] = set()
         self._choice: int | None = None  # of the hosts that are up, or last were
         self._infra: str | None = None
@@ -113,10 +115,34 @@ class Candidates:
         """Whether groups are placed as a choice needs it."""
         return self._homes[choice] == self._homes[self._placement]
 
-    def placed(self, choice: int) -> None:
-        """The controller has placed groups for this choice."""
-        if 0 <= choice < self._count:
+    @property
+    def placings(self) -> int:
+        """How often groups were placed at our word."""
+        return self._placings
+
+    @property
+    def heard(self) -> bool:
+        """Whether the controller has said, since groups were placed at our word, what it wants of hosts there."""
+        return self._heard
+
+    def place(self, choice: int) -> None:
+        """The controller was told to place groups for this choice. What it wants of hosts by now it has yet to say."""
+        self._heard = self._heard and self._placement == choice
+        self._placement = choice
+        self._placings += 1
+
+    def placed(self, choice: int, *, placings: int | None = None) -> None:
+        """The controller says for which choice groups are placed.
+
+        Args:
+            choice: Number of it.
+            placings: Their number when it was asked: an answer that was on its way while groups were placed anew may
+                be of before that. None: it is of now.
+        """
+        current = choice == self._placement or placings in (None, self._placings)
+        if current and 0 <= choice < self._count:
             self._placement = choice
+            self._heard = True
 
     @property
     def hosts_up(self) -> list[str]:

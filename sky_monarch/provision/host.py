@@ -325,21 +325,23 @@ class Host:
     def _place(self, choice: int) -> ProvisionError | None:
         """Have the controller place groups as this choice needs it, before anything is launched; None: they are."""
         shared, backoff = self._shared, self._backoff()
-        with shared.lock:
-            homes = None if shared.candidates.is_placed(choice) else shared.candidates.homes(choice)
-        while homes is not None:
+        while True:
+            # What a host is told comes with the controller's answer: an older order is of another place's groups.
+            self._await(lambda: shared.candidates.heard or None)
+            with shared.lock:
+                if shared.candidates.is_placed(choice):
+                    return None
+                homes = shared.candidates.homes(choice)
             try:
                 shared.controller.place(choice, homes)
-                break
             except PeerRefusedError as error:
                 return ProvisionError(plain(str(error)), kind=Kind.REFUSED)
             except ChannelError as error:
                 _log.info("groups wait to be placed", choice=choice, error=str(error))
-            self._pause(backoff)
-        with shared.lock:
-            shared.candidates.placed(choice)
-            shared.wake_waiting()
-        return None
+                self._pause(backoff)
+            else:
+                with shared.lock:
+                    shared.candidates.place(choice)
 
     def _ask_for(self, order: HostOrder, turn: Turn) -> Launched:
         with self._shared.lock:

@@ -97,6 +97,8 @@ class Provisioner:
         backoff = Backoff(0.1, 5.0)
         version = -1
         while not self.closing.is_set():
+            with self._shared.lock:
+                placings = self._shared.candidates.placings
             try:
                 wanted = controller.wanted(version, limits.wait_s)
             except ChannelError as error:
@@ -109,14 +111,15 @@ class Provisioner:
                 continue
             backoff.reset()
             version = wanted.version
-            with self._shared.lock:  # whoever is wanted in one answer takes part in one round
-                self._shared.candidates.placed(wanted.placement)
-                self._shared.wake_waiting()
+            # One answer counts as a whole, and whoever is wanted in it takes part in one round.
+            with self._shared.lock:
+                self._shared.candidates.placed(wanted.placement, placings=placings)
                 for order in wanted.orders:
                     if order.want == "up":
                         self._shared.candidates.join(order.host, order.attempt, time.monotonic())
-            for order in wanted.orders:
-                self._want(order)
+                for order in wanted.orders:
+                    self._want(order)
+                self._shared.wake_waiting()
             doubted = {order.host: order.attempt for order in wanted.orders if order.doubted}
             self._watch.doubt(doubted)
             if wanted.ended:  # an answer that comes at once, each time

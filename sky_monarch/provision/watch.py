@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -42,15 +43,22 @@ class Watch:
         self._up = up
         self._ended = ended
         self._doubted: dict[tuple[str, int], float] = {}  # since when, by host and attempt
-        self._silent: dict[str, int] = {}  # attempts of hosts whose agents are
-        self._early: dict[
-            tuple[str, int], tuple[int, float]
-        ] = {}  # how often those were asked for, when next
+        # Attempts of hosts whose agents are, and the number of that silence.
+        self._silent: dict[str, tuple[int, int]] = {}
+        self._silences = itertools.count()
+        # How often those were asked for in that silence, and when next.
+        self._early: dict[tuple[str, int, int], tuple[int, float]] = {}
         self._asked_s = time.monotonic()
 
     def doubt(self, hosts: Mapping[str, int]) -> None:
-        """These hosts, with their attempts, are silent; no others are. From any thread."""
-        self._silent = dict(hosts)
+        """These hosts, with their attempts, are silent; no others are. From one other thread."""
+        known = self._silent
+        self._silent = {
+            host: known[host]
+            if host in known and known[host][0] == attempt
+            else (attempt, next(self._silences))
+            for host, attempt in hosts.items()
+        }
 
     def run(self, closing: threading.Event) -> None:
         """Watch until this process ends."""
@@ -74,10 +82,10 @@ class Watch:
             self._take(asked, up, now_s)
 
     def _ask_early(self, up: Mapping[str, int], now_s: float) -> None:
-        silent = {(host, attempt) for host, attempt in self._silent.items() if up.get(host) == attempt}
+        silent = {(host, *of_it) for host, of_it in self._silent.items() if up.get(host) == of_it[0]}
         self._early = {key: asked for key, asked in self._early.items() if key in silent}
         due = {
-            cluster_name(*key): key
+            cluster_name(*key[:2]): key
             for key in silent
             if now_s >= self._early.get(key, (0, now_s))[1]
             and self._early.get(key, (0, now_s))[0] < self._limits.early_asks
@@ -88,7 +96,7 @@ class Watch:
             asked, _ = self._early.get(key, (0, now_s))
             self._early[key] = (asked + 1, now_s + self._limits.early_s * 2.0**asked)
         for cluster, why in self._provider.certain(sorted(due)).items():
-            host, attempt = due[cluster]
+            host, attempt, _ = due[cluster]
             self._ended(host, attempt, f"its agent is silent, and {why}")
 
     def _take(self, asked: list[str], up: Mapping[str, int], now_s: float) -> None:

@@ -69,29 +69,36 @@ class Selection:
         named = {"replica": self.replica, "rank": self.rank, "generation": self.generation}
         return {key: str(value) for key, value in named.items() if value is not None}
 
-    def slots(self, logs: Path) -> list[tuple[Path, int | None, int | None]]:
-        """Folders that match: ``(folder, replica, rank)`` in order."""
-        if self.setup:
-            return [(logs / "setup", None, None)] if (logs / "setup").is_dir() else []
-        found = []
-        with contextlib.suppress(FileNotFoundError):
-            for folder in logs.iterdir():
-                if match := _SLOT.fullmatch(folder.name):
-                    replica, rank = int(match[1]), int(match[2])
-                    if self.replica in (None, replica) and self.rank in (None, rank):
-                        found.append((replica, rank, folder))
-        return [(folder, replica, rank) for replica, rank, folder in sorted(found)]
+    def slots(self, run: Path) -> list[tuple[list[Path], int | None, int | None]]:
+        """Folders in a run's that match: ``(folders, replica, rank)`` in order.
 
-    def segments(self, folder: Path) -> list[tuple[int, list[Path]]]:
+        A slot has several where hosts were rehearsed, one on each host that its group was on.
+        """
+        roots = [run / "logs", *sorted(run.glob("hosts/*/logs"))]
+        if self.setup:
+            there = [root / "setup" for root in roots if (root / "setup").is_dir()]
+            return [(there, None, None)] if there else []
+        found: dict[tuple[int, int], list[Path]] = {}
+        for root in roots:
+            with contextlib.suppress(FileNotFoundError):
+                for folder in root.iterdir():
+                    if match := _SLOT.fullmatch(folder.name):
+                        replica, rank = int(match[1]), int(match[2])
+                        if self.replica in (None, replica) and self.rank in (None, rank):
+                            found.setdefault((replica, rank), []).append(folder)
+        return [(folders, replica, rank) for (replica, rank), folders in sorted(found.items())]
+
+    def segments(self, folders: list[Path]) -> list[tuple[int, list[Path]]]:
         """Log files of one slot: ``(generation, files in order)``."""
-        by_generation: dict[int, list[tuple[int, Path]]] = {}
-        for path in folder.iterdir():
-            if match := _SEGMENT.fullmatch(path.name):
-                generation = int(match[1])
-                if self.generation in (None, generation):
-                    by_generation.setdefault(generation, []).append((int(match[2]), path))
+        by_generation: dict[int, list[tuple[int, int, Path]]] = {}
+        for place, folder in enumerate(folders):
+            for path in folder.iterdir():
+                if match := _SEGMENT.fullmatch(path.name):
+                    generation = int(match[1])
+                    if self.generation in (None, generation):
+                        by_generation.setdefault(generation, []).append((place, int(match[2]), path))
         return [
-            (generation, [path for _, path in sorted(parts)])
+            (generation, [path for _, _, path in sorted(parts)])
             for generation, parts in sorted(by_generation.items())
         ]
 
@@ -200,7 +207,7 @@ def _split(chunks: Iterator[bytes]) -> Iterator[str]:
 def log_lines(folder: RunFolder, selection: Selection, *, tail: int | None = None) -> Iterator[LogLine]:
     """Lines of captured output, slot by slot; of each slot the last ``tail``."""
     _require_known(folder, selection)
-    for slot, replica, rank in selection.slots(folder.path / "logs"):
+    for slot, replica, rank in selection.slots(folder.path):
         lines = (
             LogLine(replica=replica, rank=rank, generation=generation, line=line)
             for generation, files in selection.segments(slot)
@@ -212,7 +219,7 @@ def log_lines(folder: RunFolder, selection: Selection, *, tail: int | None = Non
 def log_bytes(folder: RunFolder, selection: Selection) -> Iterator[bytes]:
     """The exact bytes that the selected process wrote."""
     _require_known(folder, selection)
-    for slot, _, _ in selection.slots(folder.path / "logs"):
+    for slot, _, _ in selection.slots(folder.path):
         for _, files in selection.segments(slot):
             yield from _chunks(files)
 

@@ -34,6 +34,7 @@ _POLL_S = 0.1
 _DOWN_MARGIN_S = 20.0
 #: With hosts: the controller gives them ten minutes to be gone, and then ends all the same.
 _HOSTS_MARGIN_S = 660.0
+_ASK_EVERY_S = 10.0
 #: The launcher waits for the head as long as that does for its hosts, then ends them from outside, and the head.
 _AWAY_MARGIN_S = 2400.0
 _ORDER_S = 3.0
@@ -455,7 +456,9 @@ class Run(AbstractContextManager["Run"]):
             if self._folder.phase() is not Phase.LIVE:
                 return
             if self._ask_down(grace_s, reason):
-                self._await_end(grace_s + _HOSTS_MARGIN_S, told)
+                self._await_end(
+                    grace_s + _HOSTS_MARGIN_S, told, again=lambda: self._ask_down(grace_s, reason)
+                )
                 return
             # It does not answer: a new one will, with the same journal.
             local.reap(self._folder, grace_s=grace_s)
@@ -476,10 +479,20 @@ class Run(AbstractContextManager["Run"]):
                     return False
         return False
 
-    def _await_end(self, limit_s: float, told: Callable[[RunStatus], None] | None = None) -> None:
+    def _await_end(
+        self,
+        limit_s: float,
+        told: Callable[[RunStatus], None] | None = None,
+        *,
+        again: Callable[[], object] | None = None,
+    ) -> None:
         start = time.monotonic()
-        tell_s = start + _TELL_EVERY_S
+        tell_s, ask_s = start + _TELL_EVERY_S, start + _ASK_EVERY_S
         while self._folder.agent() is not None and time.monotonic() - start < limit_s:
+            if again is not None and time.monotonic() > ask_s:
+                # A controller that could not write the order down, for want of room, loses it when it dies.
+                again()
+                ask_s = time.monotonic() + _ASK_EVERY_S
             if told is not None and time.monotonic() > tell_s:
                 tell_s = time.monotonic() + _TELL_EVERY_S
                 with contextlib.suppress(SkyMonarchError):

@@ -49,6 +49,9 @@ class Uploader:
         self._folder, self._store, self._keep = folder, store, keep
         self._done, self._failed = done, failed
         self._lock = threading.Lock()
+        # Held while it is set which one is uploaded, and while others look: a look that had begun before would open
+        # the lock that is taken meanwhile.
+        self._looking = threading.Lock()
         self._thread: threading.Thread | None = None
         self._again = False
         self._current: str | None = None
@@ -73,9 +76,12 @@ class Uploader:
 
     def in_use(self) -> set[str]:
         """Names of checkpoints that some process of this host is uploading."""
-        return {
-            it.name for it in self._folder.complete() if it.name == self._current or self._is_locked(it.name)
-        }
+        with self._looking:
+            return {
+                it.name
+                for it in self._folder.complete()
+                if it.name == self._current or self._is_locked(it.name)
+            }
 
     def _work(self) -> None:
         while True:
@@ -97,7 +103,8 @@ class Uploader:
         if (home / UPLOADED).exists():
             return
         # Before the lock is there: a look at it from within this process would open it.
-        self._current = it.name
+        with self._looking:
+            self._current = it.name
         try:
             with self._locked(home) as mine:
                 if not mine or (home / UPLOADED).exists():
