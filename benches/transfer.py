@@ -2,15 +2,19 @@
 
     python -m benches transfer --mib 1024 --rounds 5
 
-Donors are processes of their own. "fresh": into memory that was never touched, as in a new process; "warm": into
-parameters that are there. All peers take turns, with the same state. ``--mib 4096`` needs 12 GiB.
+Donors are processes of their own. "fresh": into memory that was never touched, as in a new process, of whichever peer:
+what the allocator had once goes back to the kernel. How fast the kernel gives such pages, with a thread for each core,
+is a limit of its own (``fresh_pages_gibps``). "warm": into parameters that are there. All peers take turns, with the
+same state. ``--mib 4096`` needs 12 GiB.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import gc
 import json
+import mmap
 import multiprocessing
 import os
 import socket
@@ -18,6 +22,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -217,6 +222,36 @@ def _raw_cma(donor: Donor, mine: Sequence[Any]) -> float:
     return _timed(copy)
 
 
+def _keep_no_pages() -> None:
+    """Let each tensor have pages of its own that go back to the kernel with it: else its next one finds them warm."""
+    mmap_threshold = -3  # of mallopt(3)
+    if not ctypes.CDLL(None).mallopt(mmap_threshold, 1 << 20):
+        raise OSError("mallopt")
+
+
+def _raw_pages(mib: int) -> float:
+    """Have the kernel give pages that nobody has touched, with a thread for each core."""
+    populate_write = 23  # of madvise(2), since Linux 5.14
+    madvise = ctypes.CDLL(None, use_errno=True).madvise
+    threads_n = os.cpu_count() or 1
+    each = (mib << 20) // threads_n // mmap.PAGESIZE * mmap.PAGESIZE
+    with mmap.mmap(-1, each * threads_n) as pages:
+        address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+
+        def populate(index: int) -> None:
+            where = ctypes.c_void_p(address + index * each)
+            if madvise(where, ctypes.c_size_t(each), populate_write):
+                raise OSError(ctypes.get_errno(), "madvise")
+
+        def all_of_it() -> None:
+            with ThreadPoolExecutor(threads_n) as pool:
+                list(pool.map(populate, range(threads_n)))
+
+        took_s = _timed(all_of_it)
+        gc.collect()  # the view of it
+    return took_s
+
+
 def _raw_tcp(donor: Donor, into: bytearray, streams: int) -> float:
     _, _, address = donor.word
     each = len(into) // streams
@@ -257,6 +292,7 @@ def run(arguments: Sequence[str] = ()) -> int:
     from torchft.checkpointing import HTTPTransport
     from torchft.checkpointing.pg_transport import PGTransport
 
+    _keep_no_pages()
     load = f"{mib} MiB in {3 * _PARTS} tensors"
     gibps: dict[tuple[str, str], list[float]] = {}
 
@@ -278,6 +314,7 @@ def run(arguments: Sequence[str] = ()) -> int:
             group.pipe.send(True)
             fetch = lambda: pg.recv_checkpoint(0, "<n/a>", STEP, LIMIT)  # noqa: E731
             note("torchft-pg", "heal_one_donor_gibps", _timed(fetch))
+            note("kernel", "fresh_pages_gibps", _raw_pages(mib))
         http_joiner.shutdown(wait=False)
 
     mine = state_of(mib)
@@ -316,6 +353,7 @@ def run(arguments: Sequence[str] = ()) -> int:
 
     for peer in ("torchft-http", "torchft-pg"):
         ratio("heal_one_donor_gibps", (peer, "heal_one_donor_gibps"))
+    ratio("heal_one_donor_gibps", ("kernel", "fresh_pages_gibps"))
     for figure in ("warm_one_host_gibps", "warm_one_host_digest_gibps"):
         ratio("", ("process_vm_readv", "warm_one_host_gibps"), figure)
     best = max(("warm_tcp_gibps", "warm_tcp_4_streams_gibps"), key=lambda name: medians["loopback", name])

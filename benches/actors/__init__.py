@@ -23,7 +23,8 @@ otherwise. Of us and of Monarch, all have plain methods as endpoints, called fro
                            8 die at once. With it come ``failure_undetected``: of how many it did not within 35 s, as
                            which they count; and ``recover_ms``: SIGKILL until all whole-mesh calls work again and the
                            new rank has answered: in its old mesh, of ours from as many processes that stand by as the
-                           mesh has; Monarch needs a new mesh
+                           mesh has; Monarch needs a new mesh. ``ended_ms``: until the kernel has ended the process,
+                           before which nobody can know of its death
 ``scale_spawn_s``          32 processes, until all have answered once; ``scale_private_MiB``: of each, idle, the median
 """
 

@@ -99,6 +99,7 @@ def _deaths(subjects: Sequence[Subject], options: argparse.Namespace) -> None:
             continue
         suffix = "" if at_once == 1 else f"_{at_once}"
         detect_ms: dict[str, list[float]] = {subject.name: [] for subject in subjects}
+        ended_ms: dict[str, list[float]] = {subject.name: [] for subject in subjects}
         recover_ms: dict[str, list[float]] = {subject.name: [] for subject in subjects}
         undetected = dict.fromkeys(detect_ms, 0)
         kills = math.ceil(options.deaths / at_once / options.rounds)
@@ -108,6 +109,7 @@ def _deaths(subjects: Sequence[Subject], options: argparse.Namespace) -> None:
                     sample = subject.measure("deaths", at_once=at_once, settle_s=_SETTLE_S[subject.name])
                     subject.settle()
                     detect_ms[subject.name] += sample["detect_ms"]
+                    ended_ms[subject.name] += sample["ended_ms"]
                     recover_ms[subject.name] += sample["recover_ms"]
                     undetected[subject.name] += sample["undetected"]
         load = f"{at_once} killed at once, {len(subjects)} peers up"
@@ -115,6 +117,8 @@ def _deaths(subjects: Sequence[Subject], options: argparse.Namespace) -> None:
             detect = emit_distribution(
                 subject.name, f"failure_detect_ms{suffix}", detect_ms[subject.name], "ms", load=load
             )
+            # Of the same deaths: until the kernel itself has ended them.
+            emit_distribution(subject.name, f"ended_ms{suffix}", ended_ms[subject.name], "ms", load=load)
             emit(subject.name, f"failure_undetected{suffix}", undetected[subject.name], "count", load=load)
             recover = emit_distribution(
                 subject.name, f"recover_ms{suffix}", recover_ms[subject.name], "ms", load=load

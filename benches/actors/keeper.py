@@ -34,15 +34,15 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the bench is told too, and says what follows
     if os.getppid() != parent:  # it died before the kernel was asked to say so
         return 1
-    # The descriptor that the bench has handed on is the peer's as well.
-    with subprocess.Popen(sys.argv[1:], close_fds=False) as peer:
-        try:
-            while peer.poll() is None:
-                _reap(peer.pid)
-                time.sleep(_LOOK_EVERY_S)
-        finally:
-            _kill_all()
-        return peer.wait()
+    try:  # from before it begins: the peer is there before its start has returned, and may have to be ended by then
+        # The descriptor that the bench has handed on is the peer's as well.
+        peer = subprocess.Popen(sys.argv[1:], close_fds=False)
+        while peer.poll() is None:
+            _reap(peer.pid)
+            time.sleep(_LOOK_EVERY_S)
+    finally:
+        _kill_all()
+    return peer.wait()
 
 
 def _leave(_signal: int, _frame: FrameType | None) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import os
 import random
+import select
 import signal
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -177,6 +178,7 @@ class Loops:
         pids = self._peer.pids(mesh)
         ranks = list(range(len(pids)))[-at_once:]
         pending = {rank: _Pending(self._peer.pend(mesh, rank)) for rank in ranks}
+        ends = _Ends([pids[rank] for rank in ranks])
         # A call is on its way by then, and a poll somewhere in between.
         time.sleep(0.2 + self._random.random() * settle_s)
 
@@ -200,15 +202,48 @@ class Loops:
                 each.wait_until(limit_s)
             raised_s = {rank: each.raised_s or math.inf for rank, each in pending.items()}
             detect_ms = [min(raised_s[rank] - killed_s[rank], DEATH_LIMIT_S) * 1e3 for rank in ranks]
+            ended_s = ends.wait_until(limit_s)
             return {
                 "operations": len(ranks),
                 "detect_ms": detect_ms,
+                "ended_ms": [
+                    (ended_s[pids[rank]] - killed_s[rank]) * 1e3 for rank in ranks if pids[rank] in ended_s
+                ],
                 "undetected": sum(each.raised_s is None for each in pending.values()),
                 "recover_ms": [(answered_s[rank] - killed_s[rank]) * 1e3 for rank in ranks],
                 "errors": sorted({each.error for each in pending.values()}),
             }
 
         return timed
+
+
+class _Ends:
+    """When the kernel says that a process has ended: none that it works with can know sooner.
+
+    Args:
+        pids: Alive.
+    """
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        self._ended_s: dict[int, float] = {}
+        self._left = {os.pidfd_open(pid): pid for pid in pids}
+        self._poll = select.poll()
+        for fd in self._left:
+            self._poll.register(fd, select.POLLIN)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while self._left:
+            for fd, _ in self._poll.poll():
+                self._ended_s[self._left.pop(fd)] = time.monotonic()
+                self._poll.unregister(fd)
+                os.close(fd)
+
+    def wait_until(self, deadline_s: float) -> dict[int, float]:
+        """The times by pid, of those that have ended by then (monotonic, seconds)."""
+        self._thread.join(max(0.0, deadline_s - time.monotonic()))
+        return dict(self._ended_s)
 
 
 @dataclass(slots=True)
