@@ -14,6 +14,9 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 UV := $(BIN)/uv pip install --compile-bytecode --python $(BIN)/python --constraint constraints.txt
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust_core -name '*.rs' -o -name '*.toml' -o -name '*.proto')
 
+# Tests that load them find them built: none of them waits for a compiler within its own time limit.
+DOUBLES := cargo build --quiet --package sky-monarch-double-hip --package sky-monarch-double-ccl
+
 .PHONY: help
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,16 +30,19 @@ demo: $(VENV)/.train ## Train four replica groups here, kill one, watch it rejoi
 test: $(VENV)/.train $(VENV)/.dev ## Run every fast test: Rust, unit, integration.
 	cargo test --workspace --quiet
 	cargo build --quiet --package sky-monarch-py --features mutants
+	$(DOUBLES)
 	$(BIN)/python -m pytest tests/integration tests/unit --numprocesses 4 --dist loadfile --no-loadscope-reorder --durations 15 -m 'not mutant and not slow and not sky'
 
 .PHONY: test-mutants
 test-mutants: $(VENV)/.train $(VENV)/.dev ## Leave out one step of recovery at a time: its tests have to fail (slow).
 	cargo test --package sky-monarch-core --features mutants --quiet --test agent -- --skip holds
 	cargo test --package sky-monarch-core --features mutants --quiet --test tunnel each_defect
+	$(DOUBLES)
 	$(BIN)/python -m pytest tests/mutants tests/integration -m mutant
 
 .PHONY: test-slow
 test-slow: $(VENV)/.train $(VENV)/.dev ## Run what takes minutes: many runs, restarts and saves in a row.
+	$(DOUBLES)
 	$(BIN)/python -m pytest tests/slow
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile tests/integration tests/unit -m slow
 
@@ -66,7 +72,7 @@ e2e-slurm: $(SKY_VENV)/.made ## Launch, lose a rank and lose a node on a real Sl
 	$(ALONE) $(SKY_VENV)/bin/python -m pytest tests/e2e -m 'not slow' --durations 0
 
 .PHONY: e2e-slurm-all
-e2e-slurm-all: $(SKY_VENV)/.made ## The same, with pre-emption, a killed controller, and the cluster by itself.
+e2e-slurm-all: $(SKY_VENV)/.made ## The same, with scaling, pre-emption, a killed controller, and the cluster by itself.
 	$(ALONE) $(SKY_VENV)/bin/python -m pytest tests/e2e --durations 0
 
 .PHONY: lint

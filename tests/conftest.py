@@ -26,8 +26,10 @@ if "SKY_MONARCH_TEST_PATIENCE" not in os.environ:
 
 
 def _leavings() -> set[str]:
-    """Shared memory, and socket folders of runs."""
-    folders = [Path("/dev/shm"), Path(tempfile.gettempdir())]
+    """Shared memory, and socket folders of runs. A session beside others has only a temp folder of its own."""
+    folders = [Path(tempfile.gettempdir())]
+    if "SKY_MONARCH_TEST_BESIDE" not in os.environ:
+        folders.append(Path("/dev/shm"))
     entries = {str(entry) for folder in folders if folder.is_dir() for entry in folder.iterdir()}
     return {entry for entry in entries if entry.startswith("/dev/shm") or "sky-monarch" in entry}
 

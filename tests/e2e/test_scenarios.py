@@ -152,6 +152,7 @@ def test_a_lost_node_costs_the_others_a_step_and_its_group_returns_on_the_spare_
     lose_node(site, client, train, 1)
 
 
+@pytest.mark.slow
 def test_scale_brings_a_host_up_and_takes_it_down_and_touches_no_other(
     site: Site, client: Client, train: str
 ) -> None:

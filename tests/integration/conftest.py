@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ import pytest
 if TYPE_CHECKING:
     from sky_monarch.actor import MeshFailure
     from tests.support.controllers import ControllerRun, ScriptedAgent
+    from tests.support.shown import Shown
 
 
 @pytest.fixture
@@ -28,6 +29,24 @@ def failures(monkeypatch: pytest.MonkeyPatch) -> list[MeshFailure]:
     seen: list[MeshFailure] = []
     monkeypatch.setattr("sky_monarch.actor.unhandled_fault_hook", seen.append)
     return seen
+
+
+@pytest.fixture
+def shown() -> Shown:
+    """What the program of the test shows on its stderr, to be looked at while it goes on."""
+    from tests.support.shown import Shown
+
+    return Shown()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """Have it shown there: not from the fixture on, as pytest puts its own stderr in place before the test."""
+    stream = pyfuncitem.funcargs.get("shown")
+    with pytest.MonkeyPatch.context() as patch:
+        if stream is not None:
+            patch.setattr("sys.stderr", stream)
+        return (yield)
 
 
 @pytest.fixture

@@ -74,7 +74,7 @@ def test_two_hosts_are_one_mesh_of_processes_and_talk_to_each_other_and_to_this_
     assert there.ask.call_one(here, "to here").get(LIMIT_S) == "to here"
 
 
-def test_a_dead_rank_of_another_host_is_told_and_comes_back_in_its_place(failures, capfd):
+def test_a_dead_rank_of_another_host_is_told_and_comes_back_in_its_place(failures, shown):
     procs = local_hosts(2).spawn_procs({"gpus": 1}, name="trainers")
     mesh = procs.spawn("trainer", Echo)
     pids = list(mesh.pid.call().get(LIMIT_S).values())
@@ -87,7 +87,7 @@ def test_a_dead_rank_of_another_host_is_told_and_comes_back_in_its_place(failure
     (failure,) = failures
     assert (failure.host, failure.rank, failure.pid) == ("local-1", 1, pids[1])
     assert "no more memory" in failure.last_lines
-    eventually(lambda: "[trainers[1]] no more memory\n" in capfd.readouterr().err, what="it is shown here")
+    eventually(lambda: "[trainers[1]] no more memory\n" in shown.text, what="it is shown here")
 
     mesh.respawn(1)
 
@@ -108,7 +108,7 @@ def test_a_lost_host_is_one_report_that_names_it_and_the_end_of_all_that_ran_the
     with pytest.raises(SupervisionError, match="local-1 is lost"):
         pending.get(LIMIT_S)
     eventually(lambda: failures)
-    eventually(lambda: not is_alive(pids[2]) and not is_alive(pids[3]), within_s=5, what="all there ends")
+    eventually(lambda: not is_alive(pids[2]) and not is_alive(pids[3]), what="all there ends")
     (failure,) = failures
     assert (failure.host, failure.crashed_ranks) == ("local-1", (2, 3))
     assert "trainers[2, 3] (actors: trainer) on local-1: local-1 is lost" in failure.report()
@@ -157,7 +157,7 @@ def test_an_actor_owns_what_it_has_spawned_on_another_host(failures):
     again = owner.all_pids.call_one().get(LIMIT_S)
     assert again[0] == pids[0]
     os.kill(owner.pid.call_one().get(LIMIT_S), signal.SIGKILL)
-    eventually(lambda: not any(map(is_alive, again)), within_s=5, what="what a dead owner had there is gone")
+    eventually(lambda: not any(map(is_alive, again)), what="what a dead owner had there is gone")
 
 
 @pytest.fixture
@@ -203,8 +203,8 @@ def test_nothing_on_other_hosts_outlives_the_program(how, folder):
         if how != "end":
             os.kill(program.pid, {"kill": signal.SIGKILL, "interrupt": signal.SIGINT}[how])
         program.wait(LIMIT_S)
-        eventually(lambda: not with_variable("ACTORS_TEST_MARK", mark), within_s=5, what="all are gone")
-        eventually(lambda: not list(folder.iterdir()), within_s=5, what="the folders of sockets are gone")
+        eventually(lambda: not with_variable("ACTORS_TEST_MARK", mark), what="all are gone")
+        eventually(lambda: not list(folder.iterdir()), what="the folders of sockets are gone")
         assert not any(is_alive(int(pid)) for pid in lines[0].split() + lines[1].split())
     finally:
         if program.poll() is None:
@@ -230,9 +230,7 @@ def test_hosts_that_somebody_started_are_attached_to_and_serve_one_program_after
             pids = list(echo.pid.call().get(LIMIT_S).values())
             assert len(set(pids)) == 2
             shutdown()
-            eventually(
-                lambda pids=pids: not any(map(is_alive, pids)), within_s=5, what="they end with the program"
-            )
+            eventually(lambda pids=pids: not any(map(is_alive, pids)), what="they end with the program")
         with pytest.raises(ConfigError, match=r"these keys are of actor-host"):
             attach_to_hosts([hosts[0].address], keys=keys / "host-0.key")
         stranger, _ = ActorKeys.create(1)
@@ -373,7 +371,7 @@ def test_ctrl_c_while_hosts_are_brought_up_takes_them_down(workbench):
         [sys.executable, "-c", waiting], env=workbench.env, cwd=ROOT, stderr=subprocess.PIPE
     )
     with program:
-        eventually(lambda: workbench.status("actors")["state"], within_s=30, what="it is launched")
+        eventually(lambda: workbench.status("actors")["state"] == "SETUP", within_s=60, what="it is launched")
         program.send_signal(signal.SIGINT)
         _, said = program.communicate(timeout=60)
     assert b"KeyboardInterrupt" in said
@@ -385,13 +383,18 @@ def test_ctrl_c_while_hosts_are_brought_up_takes_them_down(workbench):
 @pytest.mark.parametrize(
     "file", ["test_actors_calls.py", "test_actors_supervision.py", "test_actors_channels.py"]
 )
-def test_what_holds_on_one_host_holds_over_hosts(file):
+def test_what_holds_on_one_host_holds_over_hosts(file, tmp_path):
     """The tests of one host, with each mesh that they spawn on one of two others."""
     argv = ["-m", "pytest", "-q", "-p", "tests.support.over_hosts", f"tests/integration/{file}", "-m", ""]
     done = subprocess.run(
         [sys.executable, *argv],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "TMPDIR": str(tmp_path),
+            "SKY_MONARCH_TEST_BESIDE": "1",
+        },
         capture_output=True,
         text=True,
         timeout=580,

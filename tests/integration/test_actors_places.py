@@ -37,7 +37,7 @@ def test_ranks_of_a_lost_host_come_back_on_one_that_has_room_and_every_handle_wo
 
     kill_host_of(pids[2])
     eventually(lambda: len(failures) == 2, what="a report for each mesh that had processes there")
-    eventually(lambda: not is_alive(pids[2]), within_s=5)
+    eventually(lambda: not is_alive(pids[2]))
 
     with pytest.raises(NoCapacityError, match="no host has room for what ran on local-1: local-1 is lost"):
         mesh.respawn(range(2, 4))  # one process runs on the third host, which has two at the most
@@ -106,7 +106,8 @@ def test_an_actor_brings_back_what_it_had_on_a_lost_host_and_the_program_says_wh
     owner.bring_back.call_one(0).get(LIMIT_S)
     again = owner.all_pids.call_one().get(LIMIT_S)
     os.kill(owner.pid.call_one().get(LIMIT_S), signal.SIGKILL)
-    eventually(lambda: not any(map(is_alive, again)), within_s=5, what="they end with their owner")
+    eventually(lambda: not any(map(is_alive, again)), what="they end with their owner")
+    eventually(lambda: failures)
     assert len(failures) == 1, "that of the owner alone"
 
 
@@ -126,12 +127,17 @@ def test_a_policy_brings_all_ranks_of_a_lost_host_back(failures):
 
 
 def test_one_that_stands_by_on_another_host_takes_the_place_there(failures):
-    procs = local_hosts(1).spawn_procs({"gpus": 2}, name="trainers", standby=1)
+    hosts = local_hosts(1)
+    procs = hosts.spawn_procs({"gpus": 2}, name="trainers", standby=1)
     mesh = procs.spawn("trainer", Plain)
     pids = list(mesh.pid.call().get(LIMIT_S).values())
     zygote = parent_of(pids[0])
     children = lambda: {pid for pid in children_of(zygote) if is_alive(pid)}  # noqa: E731
     (spare,) = eventually(lambda: children() - set(pids), what="one stands by")
+    # It is there before its host knows that it may be taken; what the host is asked for now comes after that.
+    other = hosts.spawn_procs(name="other")
+    other.spawn("other", Plain).pid.call_one().get(LIMIT_S)
+    other.stop().get(LIMIT_S)
 
     os.kill(pids[1], signal.SIGKILL)
     eventually(lambda: failures)
@@ -144,5 +150,5 @@ def test_one_that_stands_by_on_another_host_takes_the_place_there(failures):
     print(f"respawned on another host with standby in {took_s * 1000:.0f} ms")
     (after,) = eventually(lambda: children() - {pids[0], spare}, what="another one stands by")
     procs.stop().get(LIMIT_S)
-    eventually(lambda: not is_alive(after), within_s=5, what="what stands by ends with the mesh")
+    eventually(lambda: not is_alive(after), what="what stands by ends with the mesh")
     assert runtime().attached.hosts

@@ -47,6 +47,11 @@ def test_ten_thousand_messages_from_each_of_sixteen_senders_all_arrive_in_order(
         assert [number for sender, number in heard if sender == rank] == list(range(MESSAGES))
 
 
+def held() -> int:
+    """Descriptors of this process."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 def test_ranks_killed_at_random_come_back_and_every_call_ends(monkeypatch):
     told = []
     monkeypatch.setattr("sky_monarch.actor.unhandled_fault_hook", told.append)
@@ -76,14 +81,13 @@ def test_ranks_killed_at_random_come_back_and_every_call_ends(monkeypatch):
         eventually(lambda kills=kills: len(told) == kills, what="one event a death")
         mesh.respawn(rank)
         pids = list(mesh.pid.call().get(LIMIT_S).values())
-        here = len(list(Path("/proc/self/fd").iterdir()))
-        before = before or here
-        assert here <= before + 4, "descriptors do not pile up"
+        before = before or held()
+        eventually(lambda most=before + 4: held() <= most, what="descriptors do not pile up")
+    eventually(lambda: ended[0] > 100, what="calls are answered")
     over.set()
     for caller in callers:
         caller.join(LIMIT_S)
         assert not caller.is_alive(), "every call ends"
-    assert ended[0] > 100
 
 
 def test_deaths_one_and_eight_at_once_are_told_within_milliseconds(monkeypatch):
@@ -93,9 +97,11 @@ def test_deaths_one_and_eight_at_once_are_told_within_milliseconds(monkeypatch):
         lambda failure: told.append((time.monotonic(), failure.rank)),
     )
     mesh = this_host().spawn_procs({"gpus": 8}).spawn("plain", Plain)
-    delays = []
+    delays, calls_s = [], []
     for many in (1, 8) * 6:
+        asked = time.monotonic()
         pids = list(mesh.pid.call().get(LIMIT_S).values())
+        calls_s.append(time.monotonic() - asked)
         told.clear()
         began = time.monotonic()
         send(pids[:many], signal.SIGKILL)
@@ -104,5 +110,7 @@ def test_deaths_one_and_eight_at_once_are_told_within_milliseconds(monkeypatch):
         delays.extend(when - began for when, _ in told)
         mesh.respawn(range(many))
     delays.sort()
-    assert delays[len(delays) // 2] < 0.1, "pushed, not polled: half of them well below any poll"
-    assert delays[-1] < 2.0, f"no tail: {delays[-5:]}"
+    # What a call of all of them takes says how busy this machine is with other tests.
+    pace = max(1.0, sorted(calls_s)[len(calls_s) // 2] / 0.02)
+    assert delays[len(delays) // 2] < 0.1 * pace, "pushed, not polled: half of them well below any poll"
+    assert delays[-1] < 2.0 * pace, f"no tail: {delays[-5:]}"

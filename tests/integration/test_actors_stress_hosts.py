@@ -49,6 +49,12 @@ class Slow(Plain):
     def hear(self, value: Any) -> None:
         time.sleep(0.002)
         self.heard.append(value)
+        self.last_s = time.monotonic()
+
+    @endpoint
+    def last_heard_s(self) -> float:
+        """When it heard the last one."""
+        return self.last_s
 
 
 @contextlib.contextmanager
@@ -68,7 +74,7 @@ def proxied(folder: Path, count: int) -> Iterator[tuple[Any, list[Proxy]]]:
 
 
 def held() -> dict[str, int]:
-    """What this process and the machine hold: files, threads, shared memory."""
+    """What this process and the machine hold: files, threads, shared memory (that of other tests comes and goes)."""
     return {
         "files": len(list(Path("/proc/self/fd").iterdir())),
         "threads": threading.active_count(),
@@ -119,17 +125,16 @@ def test_a_slow_reader_on_another_host_stops_its_sender_alone_and_loses_nothing(
     flood, other = (hosts.slice(hosts=1).spawn_procs(name=n).spawn(n, Sender) for n in ("flood", "other"))
     flooding = flood.burst.call_one(slow, 0, 5000)
     time.sleep(0.5)
-    began_s = time.monotonic()
     other.burst.call_one(quick, 1, 2000).get(LIMIT_S)
     eventually(lambda: len(quick.all_heard.call_one().get(LIMIT_S)) == 2000)
-    took_s = time.monotonic() - began_s
+    quick_s = time.monotonic()
     flooding.get(LIMIT_S)
     heard = eventually(
         lambda: (found := slow.all_heard.call_one().get(LIMIT_S)) and len(found) == 5000 and found,
         within_s=60,
     )
     assert heard == [(0, number) for number in range(5000)]
-    assert took_s < 8, took_s
+    assert quick_s < slow.last_heard_s.call_one().get(LIMIT_S), "nobody waited for the slow one"
 
 
 def test_ranks_and_hosts_killed_at_random_come_back_every_call_ends_and_nothing_is_held(monkeypatch):
@@ -174,17 +179,17 @@ def test_ranks_and_hosts_killed_at_random_come_back_every_call_ends_and_nothing_
             assert mesh.pid.call().get(LIMIT_S)
             if kill == 9:
                 before = held()  # after the first lost host
+        eventually(lambda: ended[0] > 20, what="calls are answered")
     finally:
         over.set()
         for caller in callers:
             caller.join(LIMIT_S)
     assert not any(caller.is_alive() for caller in callers), "every call ends"
-    assert ended[0] > 20
     # What stands by is forked a moment later.
     eventually(
         lambda: all(now <= before[what] + 6 for what, now in held().items()),
-        within_s=10,
+        within_s=60,
         what=f"no more is held than {before}",
     )
     live = set(procs.pids())
-    eventually(lambda: not any(is_alive(pid) for pid in seen - live), within_s=10)
+    eventually(lambda: not any(is_alive(pid) for pid in seen - live))

@@ -10,8 +10,8 @@ import pytest
 
 from sky_monarch.actor import RestartPolicy, SupervisionError, this_host
 from sky_monarch.errors import ConfigError
-from tests.support.actors import Echo, Owner, Plain, spawn
-from tests.support.processes import is_alive
+from tests.support.actors import Caller, Echo, Owner, Plain, spawn
+from tests.support.processes import is_alive, parent_of
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("actors_end")
@@ -21,14 +21,11 @@ LIMIT_S = 20
 
 def test_a_pending_call_to_the_dead_fails_at_once_and_says_who_died_how(failures):
     _, mesh, pids = spawn(2, Echo)
-    pending = mesh.echo_later.call("late", after_s=60)
-    time.sleep(0.05)
+    pending = mesh.echo_later.call("late", after_s=10 * LIMIT_S)
 
-    killed = time.monotonic()
     os.kill(pids[1], signal.SIGKILL)
     with pytest.raises(SupervisionError, match=r"trainer\[1\] is dead: trainers\[1\].*SIGKILL") as raised:
-        pending.get(LIMIT_S)
-    assert time.monotonic() - killed < 2, "rank 0, which works for a minute, is not waited for"
+        pending.get(LIMIT_S)  # rank 0, which works on, is not waited for
     assert f"pid {pids[1]}" in str(raised.value)
 
     eventually(lambda: len(failures) == 1, what="one event a failure")
@@ -54,7 +51,7 @@ def test_each_of_two_deaths_in_one_place_is_told_to_those_whose_calls_it_has_cut
         mesh.respawn(0)
 
 
-def test_the_report_holds_what_the_dead_said_last(failures, capfd):
+def test_the_report_holds_what_the_dead_said_last(failures, shown):
     _, mesh, pids = spawn(1, Echo)
 
     with pytest.raises(SupervisionError, match="exited with code 3") as raised:
@@ -69,7 +66,7 @@ def test_the_report_holds_what_the_dead_said_last(failures, capfd):
         "local-1",
     }  # those of tests.support.over_hosts
     assert f"trainers[0] (actors: trainer) on {failures[0].host}, pid {pids[0]}" in failures[0].report()
-    assert "[trainers[0]] out of memory\n" in capfd.readouterr().err
+    eventually(lambda: "[trainers[0]] out of memory\n" in shown.text, what="it is shown here")
 
 
 def test_a_respawned_rank_answers_in_its_place_and_the_whole_mesh_with_it(failures):
@@ -142,17 +139,28 @@ def test_more_ends_than_the_policy_allows_are_told(failures):
 def test_the_owner_is_told_once_and_in_milliseconds_and_brings_the_rank_back(failures):
     owner = this_host().spawn_procs(name="owner").spawn("owner", Owner)
     pids = owner.start.call_one(3).get(LIMIT_S)
-    killed = time.monotonic()
-    os.kill(pids[0], signal.SIGKILL)
-    os.kill(pids[2], signal.SIGKILL)
+    known, delays_s = 0, []
+    for _ in range(5):
+        killed = time.monotonic()
+        os.kill(pids[0], signal.SIGKILL)
+        os.kill(pids[2], signal.SIGKILL)
 
-    told = eventually(lambda: (found := owner.told.call_one().get(LIMIT_S)) and len(found) == 2 and found)
-    assert {failure.rank for _, failure in told} == {0, 2}
-    assert max(when for when, _ in told) - killed < 1.0, "pushed, not polled"
-    assert not failures, "it was handled"
-    for rank in (0, 2):
-        owner.bring_back.call_one(rank).get(LIMIT_S)
-    assert not set(owner.all_pids.call_one().get(LIMIT_S)) & {pids[0], pids[2]}
+        told = eventually(
+            lambda known=known: (
+                (found := owner.told.call_one().get(LIMIT_S)[known:]) and len(found) == 2 and found
+            )
+        )
+        assert {failure.rank for _, failure in told} == {0, 2}
+        delays_s.append(max(when for when, _ in told) - killed)
+        known += 2
+        assert not failures, "it was handled"
+        for rank in (0, 2):
+            owner.bring_back.call_one(rank).get(LIMIT_S)
+        again = owner.all_pids.call_one().get(LIMIT_S)
+        assert not set(again) & {pids[0], pids[2]}
+        pids = again
+    # On a machine that is busy with other tests some are late, not most.
+    assert sorted(delays_s)[2] < 1.0, f"pushed, not polled: {delays_s}"
 
 
 def test_what_the_owner_does_not_handle_climbs(failures):
@@ -164,6 +172,47 @@ def test_what_the_owner_does_not_handle_climbs(failures):
     eventually(lambda: len(failures) == 1)
     assert failures[0].mesh_name == "kids"
     assert len(owner.told.call_one().get(LIMIT_S)) == 1
+
+
+def test_after_the_end_of_what_starts_processes_all_can_be_replaced(failures):
+    procs, mesh, pids = spawn(2, Plain)
+    os.kill(parent_of(pids[0]), signal.SIGKILL)
+
+    eventually(lambda: len(failures) == 2, what="the ends of both are told")
+    assert "lost with the process that started it" in failures[0].reason
+    procs.respawn([0, 1])
+    assert mesh.echo.call(1).get(LIMIT_S).size() == 2
+    assert this_host().spawn_procs().spawn("other", Plain).echo.call_one(2).get(LIMIT_S) == 2
+    os.kill(procs.pids()[1], signal.SIGKILL)
+    eventually(lambda: len(failures) == 3, what="ends are told as before")
+    assert "SIGKILL" in failures[2].reason
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped", "respawned"])
+def test_the_end_of_an_owner_ends_what_it_has_spawned_and_nothing_else(failures, how):
+    _, mesh, _ = spawn(2, Plain)
+    procs = this_host().spawn_procs(name="owner")
+    owner = procs.spawn("owner", Owner)
+    kids = owner.start.call_one(2).get(LIMIT_S)
+    starter = parent_of(kids[0])
+
+    if how == "killed":
+        os.kill(procs.pids()[0], signal.SIGKILL)
+    elif how == "stopped":
+        procs.stop().get(LIMIT_S)
+    else:
+        owner.respawn(0)
+    eventually(lambda: not any(map(is_alive, [*kids, starter])), what="they end with it")
+
+    # The sockets of all others are where they were: new processes start, and are dialled.
+    asking = this_host().spawn_procs(name="late").spawn("late", Caller)
+    assert asking.ask.call_one(mesh.slice(gpus=0), 1).get(LIMIT_S) == 1
+    mesh.respawn(1)
+    assert mesh.echo.call(2).get(LIMIT_S).size() == 2
+    if how != "stopped":
+        owner.respawn(0)
+        assert len(owner.start.call_one(2).get(LIMIT_S)) == 2
+    assert len(failures) == (how == "killed")
 
 
 def test_a_broadcast_that_raises_fails_the_actor_and_its_owner_hears(failures):

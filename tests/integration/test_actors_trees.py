@@ -48,7 +48,7 @@ def test_with_an_owner_ends_all_that_it_has_spawned_and_what_that_has(tree, fail
 
     os.kill(pids[level], signal.SIGKILL)
 
-    eventually(lambda: not any(map(is_alive, pids[level:])), within_s=8, what="all levels below it are gone")
+    eventually(lambda: not any(map(is_alive, pids[level:])), what="all levels below it are gone")
     eventually(lambda: failures)
     assert [failure.mesh_name for failure in failures] == [f"level{LEVELS - level}"], "one event"
     assert all(map(is_alive, pids[:level]))
@@ -62,7 +62,7 @@ def test_a_host_that_is_lost_ends_the_levels_on_it_and_those_below_them(tree, fa
 
     os.kill(parent_of(parent_of(pids[1])), signal.SIGKILL)
 
-    eventually(lambda: not any(map(is_alive, pids[1:])), within_s=10, what="all but the first level")
+    eventually(lambda: not any(map(is_alive, pids[1:])), what="all but the first level")
     eventually(lambda: failures)
     assert failures[0].mesh_name == "level3"
     assert is_alive(pids[0])

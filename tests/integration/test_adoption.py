@@ -103,9 +103,12 @@ def test_a_controller_that_is_killed_at_any_command_or_ack_is_followed_by_one_th
 def test_a_controller_a_lighthouse_and_a_rank_killed_together_cost_one_group_one_restart(
     workbench: Workbench,
 ) -> None:
-    name = workbench.up(workbench.job("three", run=f"{FREE_RANK} --steps 120 --step-s 0.05"))
+    gate = workbench.folder / "go"
+    name = workbench.up(workbench.job("three", run=f"{FREE_RANK} --steps 60 --ease 10:{gate}"))
     before = workbench.wait_for_step(name, 10)
     send((before["controller_pid"], before["lighthouse"]["pid"], pid_of(before, 1)), signal.SIGKILL)
+    eventually(lambda: generation_of(workbench.status(name), 1) == 2, what="the group goes on")
+    gate.touch()
     after = workbench.wait_for_end(name, within_s=60)
     assert after["state"] == "SUCCEEDED", after["reason"]
     assert [generation_of(after, replica) for replica in range(3)] == [1, 2, 1]
@@ -126,7 +129,8 @@ def lose(workbench: Workbench, name: str, status: dict[str, Any]) -> None:
 def test_up_of_the_same_job_takes_a_lost_run_up_again_under_its_id_and_with_its_budgets(
     workbench: Workbench,
 ) -> None:
-    job = workbench.job("again", run=f"{FREE_RANK} --steps 100 --step-s 0.03", replicas=2)
+    gate = workbench.folder / "go"
+    job = workbench.job("again", run=f"{FREE_RANK} --steps 60 --step-s 0.03 --ease 5:{gate}", replicas=2)
     name = workbench.up(job)
     before = workbench.wait_for_step(name, 5)
     os.kill(pid_of(before, 1), signal.SIGKILL)
@@ -134,6 +138,7 @@ def test_up_of_the_same_job_takes_a_lost_run_up_again_under_its_id_and_with_its_
         lambda: (now := workbench.status(name)) and generation_of(now, 1) == 2 and pid_of(now, 1) and now
     )
     lose(workbench, name, before)
+    gate.touch()
     again = workbench.cli("up", str(job), "-d")
     assert again.returncode == 0, again.stderr
     assert "taken up again" in again.stderr
@@ -173,10 +178,12 @@ def test_what_an_agent_began_before_anybody_heard_of_it_is_not_begun_again_by_th
 
 @pytest.mark.slow
 def test_attach_takes_a_lost_run_up_again_and_follows_it_to_its_end(workbench: Workbench) -> None:
-    job = workbench.job("joined", run=f"{FREE_RANK} --steps 40 --step-s 0.03", replicas=2)
+    gate = workbench.folder / "go"
+    job = workbench.job("joined", run=f"{FREE_RANK} --steps 60 --step-s 0.03 --ease 5:{gate}", replicas=2)
     name = workbench.up(job)
     before = workbench.wait_for_step(name, 5)
     lose(workbench, name, before)
+    gate.touch()
     attached = workbench.cli("attach", name, "--no-logs")
     assert attached.returncode == 0, attached.stderr
     assert "taken up again" in attached.stderr

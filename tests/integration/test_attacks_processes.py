@@ -98,7 +98,7 @@ def test_a_lighthouse_that_is_killed_again_and_again_while_it_is_asked_ends_no_r
     workbench: Workbench,
 ) -> None:
     # Long steps of one group keep the requests of the other two under way at nearly every moment.
-    run = f'{FREE_RANK} --steps 25 --step-s "$([ $REPLICA_GROUP_ID = 0 ] && echo 0.3 || echo 0.01)"'
+    run = f'{FREE_RANK} --steps 60 --step-s "$([ $REPLICA_GROUP_ID = 0 ] && echo 0.3 || echo 0.01)"'
     name = workbench.up(workbench.job("asked", run=run))
     before = workbench.wait_for_step(name, 2)
     pids = {replica: [pid_of(before, replica)] for replica in range(3)}

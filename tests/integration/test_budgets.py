@@ -39,7 +39,8 @@ def test_delays_double_and_are_kept_over_a_death_of_the_controller_and_the_last_
     scheduled_s = [event["mono_ns"] / 1e9 for event in mine if event["event"] == "restart_scheduled"]
     started_s = [event["mono_ns"] / 1e9 for event in mine if event["event"] == "generation_started"][1:]
     for planned_s, at_s, then_s in zip(delays_s, scheduled_s, started_s, strict=True):
-        assert planned_s <= then_s - at_s < planned_s + 1.0, "it is also waited for"
+        # No longer than a machine that is busy with other tests lets its agent wait.
+        assert planned_s <= then_s - at_s < planned_s + 10.0, "it is also waited for"
     status = workbench.status(name)
     assert status["controller_pid"] != before["controller_pid"]
     assert status["groups"][1]["state"] == "GIVEN_UP"
@@ -71,10 +72,12 @@ def test_delays_double_and_are_kept_over_a_death_of_the_controller_and_the_last_
 
 
 def test_a_window_without_a_failure_gives_the_budget_back(workbench: Workbench) -> None:
-    window_s = 2.0
+    window_s = 3.0
+    # The third generation fails at once, and with that certainly within the window of the second's end.
+    fails = 'if [ "$REPLICA_GROUP_ID $SKY_MONARCH_GENERATION" = "1 3" ]; then exit 7; fi'
     job = workbench.job(
         "quiet",
-        run=f"{FREE_RANK} --steps 5000",
+        run=f"{fails}\nexec {FREE_RANK} --steps 5000",
         replicas=2,
         recovery={"max_restarts": 1, "window_s": window_s},
     )
@@ -94,17 +97,17 @@ def test_a_window_without_a_failure_gives_the_budget_back(workbench: Workbench) 
         os.kill(pid_of(now, 1), signal.SIGKILL)
 
     kill(1)
-    time.sleep(window_s + 0.5)  # nothing fails meanwhile: that is the condition
+    eventually(lambda: generation_of(workbench.status(name), 1) == 2, comes_always=True)
+    time.sleep(window_s)  # nothing fails meanwhile: that is the condition
+    eventually(lambda: workbench.status(name)["groups"][1]["restarts_left"] == 1, comes_always=True)
     kill(2)
     eventually(lambda: generation_of(workbench.status(name), 1) == 3, what="it is restarted once more")
-    assert workbench.status(name)["groups"][1]["state"] != "GIVEN_UP"
-    kill(3)
     eventually(lambda: workbench.status(name)["groups"][1]["state"] == "GIVEN_UP")
     assert generation_of(workbench.status(name), 1) == 3
 
 
 def test_what_a_killed_agent_has_spent_is_given_back_like_all_else(workbench: Workbench) -> None:
-    window_s = 4.0
+    window_s = 8.0
     job = workbench.job(
         "inherited",
         run=f"{FREE_RANK} --steps 5000",
@@ -120,10 +123,13 @@ def test_what_a_killed_agent_has_spent_is_given_back_like_all_else(workbench: Wo
         running = now["groups"][0]["state"] == "RUNNING" and pid_of(now, 0)
         return now if generation_of(now, 0) == generation and running else None
 
-    now = eventually(lambda: runs(2), what="its keeper starts another agent", comes_always=True)
-    assert now["groups"][0]["restarts_left"] == 0
-    time.sleep(window_s)  # nothing fails meanwhile: that is the condition
-    assert workbench.status(name)["groups"][0]["restarts_left"] == 1
+    def left() -> int:
+        return workbench.status(name)["groups"][0]["restarts_left"]
+
+    eventually(lambda: left() == 0, what="its keeper starts another agent", comes_always=True)
+    now = eventually(lambda: runs(2), comes_always=True)
+    # Nothing fails meanwhile: that is the condition.
+    eventually(lambda: left() == 1, within_s=window_s + 20, what="it is given back", comes_always=True)
     os.kill(pid_of(now, 0), signal.SIGKILL)
     eventually(lambda: runs(3), what="what is left according to the status is also granted")
 
@@ -133,11 +139,12 @@ def test_a_group_that_never_asks_is_named_and_waited_for_no_longer_than_its_limi
     workbench: Workbench, min_replicas: int, state: str
 ) -> None:
     join_s = 2.0
+    limit_s = 10  # a busy machine needs some of that to start the others
     job = workbench.job(
         "late",
         run=f"{FREE_RANK} --steps 60 --do 2:0:sleep! --quorum-timeout-s 100",
         min_replicas=min_replicas,
-        recovery={"startup_limit_s": 6, "max_restarts": 0},
+        recovery={"startup_limit_s": limit_s, "max_restarts": 0},
         lighthouse={
             "join_timeout_s": join_s,
             "heartbeat_timeout_s": 1,
@@ -149,16 +156,17 @@ def test_a_group_that_never_asks_is_named_and_waited_for_no_longer_than_its_limi
     after = workbench.wait_for_end(name)
     assert after["state"] == state, after["reason"]
     (record,) = after["recoveries"]
-    assert (record["replica"], record["cause"], record["given_up"]) == (2, "no first commit within 6 s", True)
+    cause = f"no first commit within {limit_s} s"
+    assert (record["replica"], record["cause"], record["given_up"]) == (2, cause, True)
     assert "replica 2" in after["reason"]
     events = workbench.events(name)
-    spawned_s = max(event["mono_ns"] for event in events if event["event"] == "rank_spawned") / 1e9
+    spawned_s = min(event["mono_ns"] for event in events if event["event"] == "rank_spawned") / 1e9
     commits_s = [event["mono_ns"] / 1e9 for event in events if event["event"] == "first_commit"]
     if state == "FAILED":
         assert commits_s == []
         assert after["reason"].endswith("min_replicas is 3"), after["reason"]
     else:
         assert len(commits_s) == 2
-        assert min(commits_s) - spawned_s > join_s - 1.0, "so long the first quorum waits for all"
+        assert min(commits_s) - spawned_s >= join_s, "so long the first quorum waits for all"
         (given_up,) = (event for event in events if event["event"] == "group_given_up")
         assert max(commits_s) < given_up["mono_ns"] / 1e9, "and no longer"

@@ -178,15 +178,15 @@ def test_a_frame_over_the_bound_ends_the_connection_and_says_so(server: ChannelS
 
 
 def test_a_silent_dialler_is_hung_up_on_and_holds_nobody_up(server: ChannelServer, path: Path) -> None:
+    silent = [wire.Peer.dial(path) for _ in range(8)]  # one after the other they would cost 5 s each
     started = time.monotonic()
-    silent = [wire.Peer.dial(path) for _ in range(3)]
     with welcomed(path):
         assert Inbox(server).next().kind == "opened"
-        assert time.monotonic() - started < 4
+        assert time.monotonic() - started < 15
     for peer in silent:
         assert peer.recv() is None
         peer.close()
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < 30
 
 
 def test_a_controller_that_does_not_drain_slows_the_agent_and_loses_nothing(

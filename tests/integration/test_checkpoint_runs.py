@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.processes import send
+from tests.support.processes import is_alive, send
 from tests.support.runs import ROOT, Workbench, pid_of
 from tests.support.waiting import eventually
 
@@ -30,16 +30,17 @@ def wait_for_event(workbench: Workbench, name: str, event: str, after: int = 0) 
     return eventually(probe, within_s=START_S, every_s=0.2, what=event)
 
 
-def kill_in_a_save(workbench: Workbench, name: str, folder: Path) -> None:
+def kill_in_a_save(workbench: Workbench, name: str, folder: Path, gate: Path) -> None:
     """SIGKILL the group that saves while it does: that save is never completed, and the next one is."""
     # The first one of the quorum saves.
-    pid = pid_of(workbench.status(name), 0)
-    begun = eventually(
-        lambda: next((path.name for path in folder.glob(".tmp-step-*")), None),
-        within_s=START_S,
-        every_s=0.005,
-    )
-    os.kill(pid, signal.SIGKILL)
+    pid = workbench.running_pid(name, 0)
+    hold = Path(f"{gate}.hold")
+    hold.touch()
+    eventually(Path(f"{gate}.held-0").exists, within_s=START_S, what="it is in the middle of a save")
+    (begun,) = (path.name for path in folder.glob(".tmp-step-*"))
+    send((pid,), signal.SIGKILL)
+    eventually(lambda: not is_alive(pid))
+    hold.unlink()
     step = int(begun.removeprefix(".tmp-step-")[:12])
     assert not list(folder.glob(f"step-{step:012d}*")), "it was still being saved"
     newest = max(line["id"] for line in workbench.events(name))
@@ -72,7 +73,7 @@ def test_a_save_that_fails_is_an_event_and_all_groups_killed_at_once_go_on_from_
     assert saved["to"] == str(folder)
     assert saved["bytes"] > 1000
 
-    kill_in_a_save(workbench, name, folder)
+    kill_in_a_save(workbench, name, folder, gate)
 
     # From now on the kernel lets no file of theirs grow beyond this: as on a disk that is full.
     pids = [pid_of(workbench.status(name), replica) for replica in (0, 1)]

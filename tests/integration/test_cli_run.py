@@ -15,6 +15,7 @@ import pytest
 
 from sky_monarch.launch import process
 from sky_monarch.launch.folder import list_runs
+from tests.support.files import holders, read
 from tests.support.runs import ROOT, kill_agent_for_good
 from tests.support.waiting import PATIENCE
 
@@ -145,19 +146,18 @@ def test_secrets_are_in_the_private_file_and_the_ranks_only(cli, job, state, env
 
     eventually(rank_processes)
     for rank in ranks:
-        variables = Path(f"/proc/{rank.pid}/environ").read_bytes().split(b"\0")
+        variables = read(Path(f"/proc/{rank.pid}/environ")).split(b"\0")
         assert f"KEY={value}1".encode() in variables
         assert f"FROM_SHELL={value}2".encode() in variables
     for found in process.carrying(run.run_id):
-        assert b"canary" not in Path(f"/proc/{found.pid}/cmdline").read_bytes()
+        assert b"canary" not in read(Path(f"/proc/{found.pid}/cmdline"))
         if found not in ranks and "python -m sky_monarch" in found.command():
-            assert b"canary" not in Path(f"/proc/{found.pid}/environ").read_bytes()
+            assert b"canary" not in read(Path(f"/proc/{found.pid}/environ"))
     private = run.path / "private.json"
     assert private.stat().st_mode & 0o777 == 0o600
-    holders = [path for path in state.rglob("*") if path.is_file() and b"canary" in path.read_bytes()]
-    assert holders == [private]
+    assert holders(state, b"canary") == [private]
     assert cli("down", "x").returncode == 0
-    assert [path for path in state.rglob("*") if path.is_file() and b"canary" in path.read_bytes()] == []
+    assert holders(state, b"canary") == []
 
 
 def test_two_ups_of_a_name_at_the_same_instant_start_one_run(job, state, env, cli, tmp_path):
@@ -182,8 +182,16 @@ def test_two_ups_of_a_name_at_the_same_instant_start_one_run(job, state, env, cl
 def test_ctrl_c_at_any_moment_of_up_leaves_nothing_that_down_does_not_end(
     job, state, env, cli, tmp_path, moment
 ):
-    command = [sys.executable, "-m", "sky_monarch", "up", str(job())]
-    delay_s = random.Random(moment).uniform(0.3 * moment, 0.3 * (moment + 1)) + 0.1  # past Python's own start
+    # What the command itself does as soon as Python has started, which may take long; see `test_lifecycle.py` for that.
+    started = tmp_path / "started"
+    start = (
+        "import os, pathlib, runpy, signal, sys\n"
+        "signal.signal(signal.SIGINT, lambda *_: os._exit(130))\n"
+        f"pathlib.Path({str(started)!r}).touch()\n"
+        "runpy.run_module('sky_monarch', run_name='__main__', alter_sys=True)\n"
+    )
+    command = [sys.executable, "-c", start, "up", str(job())]
+    delay_s = random.Random(moment).uniform(0.3 * moment, 0.3 * (moment + 1))
     with subprocess.Popen(
         command,
         env=env,
@@ -193,6 +201,7 @@ def test_ctrl_c_at_any_moment_of_up_leaves_nothing_that_down_does_not_end(
         stderr=subprocess.STDOUT,
         text=True,
     ) as up:
+        eventually(started.exists)
         time.sleep(delay_s)  # the moment itself is what is tested
         up.send_signal(signal.SIGINT)
         out, _ = up.communicate(timeout=60)
@@ -285,7 +294,7 @@ def test_up_on_a_terminal_shows_the_table_and_stops_the_run_on_request(job, stat
 
 
 def test_a_rehearsed_kill_is_recovered_and_reported(cli, job):
-    done = cli("up", job(ticks=60), "--inject", "kill:replica=1,rank=0,after=1", "--json")
+    done = cli("up", job(ticks=120), "--inject", "kill:replica=1,rank=0,after=1", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     *events, final = [json.loads(line) for line in done.stdout.splitlines()]
     assert {"injected", "rank_exited", "generation_ended"} <= {event["event"] for event in events}

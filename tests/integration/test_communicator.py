@@ -14,7 +14,7 @@ from tests.support.hip_double import with_ccl_double
 from tests.support.runs import Workbench
 
 RANKS = f"{sys.executable} -m tests.support.comm_ranks"
-LIMIT_S = 60
+LIMIT_S = 100
 
 
 def run_ranks(scenario: str, ranks: int, **settings: str) -> list[tuple[int, str, str]]:

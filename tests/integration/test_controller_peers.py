@@ -68,7 +68,7 @@ def reasons(run: ControllerRun) -> list[dict[str, Any]]:
 def test_a_stranger_is_refused(run: ControllerRun, change: dict[str, Any], token: str) -> None:
     hello = {"role": "agent", "host": "local", "pid": 1, "incarnation": 5, "groups": [], **change}
     with pytest.raises(PeerRefusedError):
-        ChannelClient(run.address, token, RUN_ID, hello, 5.0)
+        ChannelClient(run.address, token, RUN_ID, hello, 20.0)
     assert run.status()["state"] == "PENDING"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import signal
-import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.diloco_ranks import BATCH, LOCAL, LOWEST_RATE, RATE, SAMPLES
+from tests.support.ports import reserved_port
 from tests.support.told_lighthouse import ToldLighthouse
 from tests.support.waiting import eventually
 from tests.support.zygote import Child, Zygote
@@ -274,22 +274,21 @@ def test_steps_that_are_no_whole_number_of_rounds_end_with_a_shorter_one(
 def test_the_ranks_of_a_group_average_in_every_step_and_the_groups_at_the_end(
     zygote: Zygote, tmp_path: Path
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     logs = [tmp_path / f"rank{number}" for number in range(2)]
-    group = {
-        "WORLD_SIZE": 2,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-        "SKY_MONARCH_SYNC": "diloco(2)",
-    }
-    ranks = [
-        zygote.fork(
-            "tests.support.torch_ranks:rank", str(log), {"steps": 4, "uneven": True}, RANK=number, **group
-        )
-        for number, log in enumerate(logs)
-    ]
-    assert [rank.wait(LIMIT_S) for rank in ranks] == [0, 0], zygote.log()
+    with reserved_port() as port:
+        group = {
+            "WORLD_SIZE": 2,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+            "SKY_MONARCH_SYNC": "diloco(2)",
+        }
+        ranks = [
+            zygote.fork(
+                "tests.support.torch_ranks:rank", str(log), {"steps": 4, "uneven": True}, RANK=number, **group
+            )
+            for number, log in enumerate(logs)
+        ]
+        assert [rank.wait(LIMIT_S) for rank in ranks] == [0, 0], zygote.log()
     for log in logs:
         # One sample with a gradient of one, and two with a gradient of two.
         assert [line["ones"] for line in lines(log, "update")] == [pytest.approx([5 / 3] * 3)] * 4

@@ -95,4 +95,5 @@ def test_managers_without_retries_outlive_the_lighthouse_that_they_ask(workbench
     assert_nobody_was_lost(before, workbench.status(name))
     (folder / "stop").touch()
     gaps = [after["at"] - before["at"] for before, after in pairwise(commits(folder, 0))]
-    assert max(gaps) < 5, "it goes on where the lighthouse is back"
+    # Alone it would wait for as long as a question may last: 30 s.
+    assert max(gaps) < 20, "it goes on where the lighthouse is back"

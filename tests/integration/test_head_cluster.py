@@ -14,6 +14,7 @@ import pytest
 from sky_monarch.launch.away import begin
 from sky_monarch.launch.folder import Phase, RunFolder
 from sky_monarch.launch.process import Process, carrying
+from tests.support.files import holders
 from tests.support.processes import send
 from tests.support.runs import FREE_RANK, Workbench, ended_at_exit, pid_of
 from tests.support.waiting import eventually
@@ -35,7 +36,7 @@ def kill_launcher(folder: RunFolder) -> None:
     assert keeper is not None
     children = Path(f"/proc/{keeper.pid}/task/{keeper.pid}/children").read_text().split()
     send((keeper.pid, *map(int, children)), signal.SIGKILL)
-    eventually(lambda: folder.agent() is None, within_s=5)
+    eventually(lambda: folder.agent() is None)
 
 
 def leader(folder: RunFolder, life: str) -> int:
@@ -67,9 +68,7 @@ def nothing_is_left(folder: RunFolder) -> None:
 
 
 def holders_of_the_secret(folder: RunFolder) -> list[Path]:
-    return [
-        path for path in folder.path.rglob("*") if path.is_file() and CANARY.encode() in path.read_bytes()
-    ]
+    return holders(folder.path, CANARY.encode())
 
 
 @pytest.mark.slow

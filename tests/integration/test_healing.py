@@ -67,7 +67,7 @@ def job(zygote: Zygote, tmp_path: Path) -> Iterator[Callable[..., HealingJob]]:
 
 def test_a_group_heals_from_all_others_and_ends_bit_equal(job: Callable[..., HealingJob]) -> None:
     run = job(3)
-    options = {"steps": 60, "sleep_s": 0.03, "width": 1024}
+    options = {"steps": 150, "sleep_s": 0.03, "width": 1024}
     first = [run.begin(replica, **options) for replica in range(3)]
     run.await_commit(1, 5)
     first[0].kill()
@@ -114,7 +114,7 @@ def test_groups_that_are_killed_again_and_again_end_bit_equal(job: Callable[...,
 
 
 def slow_heal(run: HealingJob, **more: Any) -> tuple[list[Child], Child, dict[str, Any]]:
-    """Groups 0 to 2 train, group 0 died, and its newcomer has begun to heal, which takes a second and more."""
+    """Groups 0 to 2 train, group 0 died, and its newcomer has begun to heal, which takes three seconds and more."""
     options = {"steps": 100_000, "sleep_s": 0.02, "width": 1536, "wait": True, **more}
     first = [run.begin(replica, **options) for replica in range(run.replicas)]
     run.await_commit(1, 3)
@@ -129,7 +129,7 @@ def test_a_donor_that_dies_in_the_middle_costs_the_newcomer_no_second_heal(
     job: Callable[..., HealingJob],
 ) -> None:
     run = job(4)
-    first, _, _ = slow_heal(run, bytes_per_s=8 * MIB)
+    first, _, _ = slow_heal(run, bytes_per_s=3 * MIB)
     time.sleep(0.4)
     # Not the one that was assigned: by TorchFT's rule the first of those that are at the step.
     first[3].kill(signal.SIGKILL)
@@ -147,14 +147,14 @@ def test_a_newcomer_that_dies_in_the_middle_of_its_heal_holds_nobody_up(
     job: Callable[..., HealingJob],
 ) -> None:
     run = job(3)
-    _, newcomer, options = slow_heal(run, bytes_per_s=8 * MIB)
+    _, newcomer, options = slow_heal(run, bytes_per_s=4 * MIB)
     before = max(line["step"] for line in run.events(1, "commit"))
     time.sleep(0.4)
     newcomer.kill()
     assert not run.events(0, "healed", 2), "it was in the middle"
     began = time.monotonic()
     run.await_commit(1, before + 5)
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 30  # who waits for it waits for 60 s
     run.begin(0, 3, **options)
     eventually(lambda: run.events(0, "commit", 3), within_s=LIMIT_S, what="the next one heals")
     run.assert_equal([(0, 1), (1, 1), (2, 1), (0, 3)])
@@ -164,7 +164,7 @@ def test_a_group_whose_parameters_are_half_a_donors_does_not_train_on_with_them(
     job: Callable[..., HealingJob],
 ) -> None:
     run = job(2)
-    first, newcomer, options = slow_heal(run, bytes_per_s=8 * MIB)
+    first, newcomer, options = slow_heal(run, bytes_per_s=4 * MIB)
     time.sleep(0.4)
     first[1].kill()
     run.begin(1, 2, **options)  # it has nothing to give

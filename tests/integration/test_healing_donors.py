@@ -30,6 +30,8 @@ pytestmark = pytest.mark.torch
 SECRET = "the secret of the tests"
 LIMIT = timedelta(seconds=20)
 MIB = 1 << 20
+TIMES = 10
+"""So often is read from two: where the threads that ask the second one start late, the first has given it all."""
 
 
 class Place:
@@ -226,12 +228,16 @@ def test_whoever_is_at_the_step_is_found_in_each_step_of_a_heal(place: Callable[
         ahead.transport.disallow_checkpoint()
         donors.join()
     assert [donor.replica for donor in donors.found] == [0, 2]
-    into = joiner.weight.clone().zero_()
-    moved = joiner.transport._domain.read_into(
-        [donor.handle for donor in donors.found], memory_of(into), timeout_s=10
-    )
-    assert moved.owners[1]["lost"], "it has gone on, and its memory with it"
-    assert into.eq(2.0).all()
+
+    lost = None
+    for _ in range(TIMES):
+        into = joiner.weight.clone().zero_()
+        moved = joiner.transport._domain.read_into(
+            [donor.handle for donor in donors.found], memory_of(into), timeout_s=20
+        )
+        assert into.eq(2.0).all()
+        lost = lost or moved.owners[1]["lost"]
+    assert lost, "it has gone on, and its memory with it"
 
 
 def test_what_is_withdrawn_before_a_commit_is_not_read_any_more(place: Callable[..., Place]) -> None:
@@ -278,8 +284,10 @@ def test_a_member_that_lies_changes_nothing(
     _, step, layout, handle = json.loads(source.offer())
     hostile = liar(json.loads(handle)["length"], lie)
     joiner.words = [json.dumps([2, step, layout, hostile.handle(epoch=4)]), "[1]", '"', "9" * 10_000, ""]
-    joiner.heal_from(source.transport.metadata())
-    assert joiner.weight.eq(2.0).all()
+    for _ in range(1 if lie == "stranger" else TIMES):
+        joiner.weight.zero_()
+        joiner.heal_from(source.transport.metadata())
+        assert joiner.weight.eq(2.0).all()
     assert hostile.reads > 0 or lie == "stranger"
 
 

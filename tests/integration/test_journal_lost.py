@@ -88,11 +88,18 @@ def test_without_its_journal_a_run_goes_on_with_what_the_agents_know(
         damage(run.folder / "journal.db")
         run.start()
         agent.connect()
+
+        def adopted() -> dict[str, Any]:
+            agent.pump()
+            assert agent.commands == [], "what lives is adopted: nothing is started or stopped"
+            status = run.status()
+            assert [group["generation"] for group in status["groups"]] == [1, 2, 1, 1]
+            assert [group["state"] for group in status["groups"]][2:] == ["GIVEN_UP", "DONE"]
+            return status
+
+        status = eventually(adopted)
         agent.pump(0.3)
         assert agent.commands == [], "what lives is adopted: nothing is started or stopped"
-        status = run.status()
-        assert [group["generation"] for group in status["groups"]] == [1, 2, 1, 1]
-        assert [group["state"] for group in status["groups"]][2:] == ["GIVEN_UP", "DONE"]
         assert status["groups"][1]["restarts_left"] == 1, "what was spent of the budget stays spent"
         (lost,) = notes(run, "journal_lost")
         assert lost["id"] == 1
@@ -135,6 +142,27 @@ def test_a_run_that_ended_stays_ended_without_its_journal(tmp_path: Path) -> Non
         assert agent.commands == [], "nothing was started"
         assert run.status()["state"] == "SUCCEEDED"
         assert run.final == final
+        agent.close()
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_a_run_whose_last_status_has_no_place_ends_all_the_same(tmp_path: Path, room: bool) -> None:
+    folder = tmp_path / "run"
+    with controller(tmp_path, env=disk_environment(folder, tmp_path)) as run:
+        agent = ScriptedAgent(run).connect()
+        trains(agent)
+        pid = run.status()["controller_pid"]
+        (folder / ".final.reserve").unlink()  # as where the disk was full before it could be made
+        (folder / FULL).touch()
+        (folder / "ship").mkdir()
+        for replica in range(3):
+            agent.finish(replica)
+        eventually(lambda: not (folder / "ship").exists(), within_s=20)  # it makes room
+        assert run.status()["controller_pid"] == pid, "another one would not know that it is over"
+        if room:
+            (folder / FULL).unlink()
+        agent.told("shutdown")
+        assert (folder / "final.json").exists() is room
         agent.close()
 
 

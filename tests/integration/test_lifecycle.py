@@ -90,17 +90,18 @@ def test_the_head_agent_brings_its_services_back(workbench: Workbench, victim: s
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_fifty_restarts_end_with_term_before_kill_and_leave_no_zombie(workbench: Workbench) -> None:
     script = workbench.folder / "stubborn.sh"
     script.write_text(
         """
-        (trap 'echo $BASHPID >> termed; exit' TERM; while :; do sleep 0.1; done) &
-        (trap '' TERM; echo $BASHPID >> deaf; exec sleep 300) &
-        sleep 0.3
+        (trap 'echo $BASHPID >> termed; exit' TERM; touch hears.$$; while :; do sleep 0.1; done) &
+        (trap '' TERM; echo $BASHPID >> deaf; touch deaf.$$; exec sleep 300) &
+        until [ -e hears.$$ ] && [ -e deaf.$$ ]; do sleep 0.05; done
         exit 1
         """
     )
-    recovery = {"max_restarts": 25, "backoff_s": 0, "backoff_max_s": 0, "grace_s": 0.3}
+    recovery = {"max_restarts": 25, "backoff_s": 0, "backoff_max_s": 0, "grace_s": 1.5}
     job = workbench.job("fifty", run=f"bash {script}", replicas=2, recovery=recovery)
     name = workbench.up(job)
     agent = workbench.status(name)["agent_pid"]
@@ -109,9 +110,9 @@ def test_fifty_restarts_end_with_term_before_kill_and_leave_no_zombie(workbench:
     def restarted(times: int) -> bool:
         return all(group["restarts"] >= times for group in workbench.status(name)["groups"])
 
-    eventually(lambda: restarted(20), within_s=80, every_s=0.2)
+    eventually(lambda: restarted(20), within_s=150, every_s=0.2)
     # One that has just died is a zombie for the moment until it is reaped: none may stay one.
-    eventually(lambda: not zombies_of(agent), within_s=5)
+    eventually(lambda: not zombies_of(agent))
     after = workbench.wait_for_end(name)
     assert [group["restarts"] for group in after["groups"]] == [25, 25], after["reason"]
     eventually(lambda: not workbench.processes(name), within_s=10)
@@ -138,7 +139,7 @@ def log_of(workbench: Workbench, name: str) -> str:
 
 def test_rehearsed_faults_happen_once_and_are_recovered(workbench: Workbench) -> None:
     job = workbench.job(
-        "rehearsal", run=f"{FREE_RANK} --steps 100", recovery={"progress_limit_s": 3, "startup_limit_s": 20}
+        "rehearsal", run=f"{FREE_RANK} --steps 220", recovery={"progress_limit_s": 4, "startup_limit_s": 30}
     )
     faults = [
         "kill:replica=0,rank=0,step=20",

@@ -8,10 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import pytest
 from sky_monarch.actors.lighthouse_client import LighthouseClient
 from sky_monarch.config.spec import Lighthouse
 from sky_monarch.launch.plan import plan_local
+from tests.support.ports import reserved_port
 from tests.support.runs import ROOT
 from tests.support.waiting import eventually
 
@@ -131,7 +132,7 @@ def test_a_killed_one_is_replaced_on_the_same_port_and_goes_on(lighthouse: Proce
     lighthouse.start()
 
     def again() -> dict[str, Any]:
-        return dict(lighthouse.client(generation=4).quorum("rep_0:x", 2, timeout_s=5))
+        return dict(lighthouse.client(generation=4).quorum("rep_0:x", 2, timeout_s=30))
 
     after = eventually(again, within_s=20)
     assert after["quorum_id"] > before["quorum_id"]
@@ -200,18 +201,23 @@ def test_it_takes_the_niceness_that_it_is_given(tmp_path: Path) -> None:
     try:
         process = made.start()
         made.client().heartbeat("rep_0:x", 20)
-        threads = [int(entry.name) for entry in Path(f"/proc/{process.pid}/task").iterdir()]
-        assert {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads} == {7}
+        found = set()
+        for entry in Path(f"/proc/{process.pid}/task").iterdir():
+            with suppress(ProcessLookupError):  # a thread that had nothing to do, and has ended since
+                found.add(os.getpriority(os.PRIO_PROCESS, int(entry.name)))
+        assert found == {7}
     finally:
         made.close()
 
 
 def test_it_starts_in_a_fraction_of_a_second(lighthouse: Process) -> None:
-    began = time.monotonic()
-    lighthouse.start()
+    process = lighthouse.start()
     lighthouse.client().heartbeat("rep_0:x", 20)
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    cpu_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     # a Python start costs about 0.05 s; an import of torch, which must not happen, 2 s and more
-    assert time.monotonic() - began < 1.5
+    assert cpu_s < 1.5, "of its own: others may keep this machine busy"
+    assert "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text()
 
 
 @pytest.mark.parametrize(
@@ -244,16 +250,16 @@ def test_a_configuration_that_cannot_be_used_is_named_and_exits_with_2(
 def test_torchfts_own_is_an_option_bound_to_loopback_only(tmp_path: Path) -> None:
     made = Process(tmp_path, kind="torchft", private=None)
     try:
-        made.listener.close()
-        refused = made.start_torchft(f"0.0.0.0:{made.port}")
-        assert refused.wait(timeout=20) == 2
-        assert "not loopback" in made.log()
-        process = made.start_torchft(f"127.0.0.1:{made.port}")
-        client = LighthouseClient(f"http://127.0.0.1:{made.port}", 20.0)
-        quorum = client.quorum("rep_0:x", 3, timeout_s=20)
-        assert [member["replica_id"] for member in quorum["participants"]] == ["rep_0:x"]
-        process.send_signal(signal.SIGTERM)
-        out, _ = process.communicate(timeout=20)
-        assert (process.returncode, out) == (0, b""), made.log()
+        with reserved_port() as port:
+            refused = made.start_torchft(f"0.0.0.0:{port}")
+            assert refused.wait(timeout=20) == 2
+            assert "not loopback" in made.log()
+            process = made.start_torchft(f"127.0.0.1:{port}")
+            client = LighthouseClient(f"http://127.0.0.1:{port}", 20.0)
+            quorum = client.quorum("rep_0:x", 3, timeout_s=20)
+            assert [member["replica_id"] for member in quorum["participants"]] == ["rep_0:x"]
+            process.send_signal(signal.SIGTERM)
+            out, _ = process.communicate(timeout=20)
+            assert (process.returncode, out) == (0, b""), made.log()
     finally:
         made.close()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sky_monarch.provision.client import ControllerClient, Wanted
 from sky_monarch.provision.provider import HostOrder, Kind, Launched, ProvisionError, Turn
 from sky_monarch.provision.provisioner import Provisioner
 from sky_monarch.provision.requests import Requests
@@ -138,6 +139,50 @@ def test_groups_are_placed_as_the_place_that_has_room_needs_it_and_no_other_host
         job.close()
 
 
+def test_an_answer_that_was_on_its_way_while_groups_were_placed_moves_nothing_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The third place is as the first: by a late word that groups are there they would be placed no more."""
+    wanted, place = ControllerClient.wanted, ControllerClient.place
+    answered, placed, begun, taken, third = (threading.Event() for _ in range(5))
+
+    def late(client: ControllerClient, after: int, wait_s: float) -> Wanted:
+        if placed.is_set() and not taken.is_set():
+            taken.set()
+            third.wait(0.5)
+        answer = wanted(client, after, wait_s)
+        if after >= 0 and answer.placement == 0 and not placed.is_set():
+            answered.set()
+            assert placed.wait(20)
+            begun.wait(0.5)  # whoever waits for no word of after that launches by then
+        return answer
+
+    def ordered(client: ControllerClient, choice: int, homes: Mapping[str, Sequence[int]]) -> None:
+        assert answered.wait(20)
+        place(client, choice, homes)
+        placed.set()
+
+    def comes(order: HostOrder, turn: Turn, nth: int) -> Outcome:
+        if turn.choice == 1:
+            begun.set()
+            assert taken.wait(20)
+        elif turn.choice == 2:
+            third.set()
+        return job._comes(order, turn, nth)
+
+    monkeypatch.setattr(ControllerClient, "wanted", late)
+    monkeypatch.setattr(ControllerClient, "place", ordered)
+    job = Job(tmp_path, TWO, FOUR, TWO, full=(0, 1))
+    job.provider.script = comes
+    try:
+        with job.provisioner():
+            job.up(*TWO)
+            assert job.homes() == TWO
+        assert {host for host, *_ in job.provider.launches} == set(TWO)
+    finally:
+        job.close()
+
+
 @pytest.mark.slow
 def test_where_no_place_has_room_the_next_round_places_groups_anew(tmp_path: Path) -> None:
     job = Job(tmp_path, FOUR, TWO, full=(0, 1))
@@ -176,7 +221,11 @@ def test_where_groups_are_is_known_to_the_next_controller(tmp_path: Path, lost: 
         for agent in job.agents:
             agent.connect()
         eventually(lambda: job.homes() == FOUR, within_s=20, what="each has its host")
-        assert {group["state"] for group in job.run.status()["groups"]} == {"RUNNING"}
+
+        def run_on() -> bool:  # one is adopted as its agent is heard
+            return {group["state"] for group in job.run.status()["groups"]} == {"RUNNING"}
+
+        eventually(run_on, within_s=20)
     finally:
         job.close()
 
@@ -194,6 +243,7 @@ def test_a_job_that_has_been_somewhere_goes_only_where_its_groups_fit_and_the_re
 
             def waits() -> bool:
                 phases = [host["phase"] for host in job.run.status()["hosts"] if host["groups"]]
+                assert len(job.provider.launches) > 3, "nothing was tried anew yet"
                 assert phases == ["WAITING"] * len(TWO) or len(job.provider.launches) > 5, phases
                 return True
 

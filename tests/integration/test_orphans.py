@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import is_alive, send
+from sky_monarch.launch.process import Process
+from tests.support.processes import children_of, is_alive, send
 from tests.support.runs import FREE_RANK, Workbench, pid_of
 from tests.support.waiting import eventually
 
@@ -29,12 +30,11 @@ def strays_in(file: Path) -> list[int]:
 def test_a_killed_agent_is_replaced_and_no_rank_lives_twice(workbench: Workbench) -> None:
     """Also what had left the session of its rank, its environment too, ends before another life begins."""
     file = workbench.folder / "strays"
-    run = f"{STRAY.format(file=file)}; exec {FREE_RANK} --steps 100 --step-s 0.05"
+    run = f"{STRAY.format(file=file)}; exec {FREE_RANK} --steps 100 --step-s 0.05 {workbench.ease(10)}"
     name = workbench.up(workbench.job("again", run=run, replicas=2))
     before = workbench.wait_for_step(name, 5)
-    old = [pid_of(before, replica) for replica in range(2)] + strays_in(file)
-    assert len(old) == 4
-    killed_at = time.monotonic()
+    strays = eventually(lambda: len(found := strays_in(file)) == 2 and found)
+    old = [pid_of(before, replica) for replica in range(2)] + strays
     os.kill(before["agent_pid"], signal.SIGKILL)
 
     def replaced() -> list[dict]:
@@ -42,9 +42,9 @@ def test_a_killed_agent_is_replaced_and_no_rank_lives_twice(workbench: Workbench
         assert len(again) < 3 or not [pid for pid in old if is_alive(pid)], "two lives of one rank"
         return again if len(again) == 4 else []
 
-    eventually(lambda: not [pid for pid in old if is_alive(pid)], within_s=5)
-    assert time.monotonic() - killed_at < 5
+    eventually(lambda: not [pid for pid in old if is_alive(pid)], within_s=15)
     again = eventually(replaced, within_s=30)
+    workbench.gate.touch()
     assert [event["generation"] for event in again] == [1, 1, 2, 2]
     after = workbench.wait_for_end(name)
     assert after["state"] == "SUCCEEDED", after["reason"]
@@ -55,7 +55,8 @@ def test_a_killed_agent_is_replaced_and_no_rank_lives_twice(workbench: Workbench
 
 
 def test_a_run_outlives_the_keeper_of_its_agent(workbench: Workbench) -> None:
-    name = workbench.up(workbench.job("bare", run=f"exec {FREE_RANK} --steps 60", replicas=2))
+    run = f"exec {FREE_RANK} --steps 60 {workbench.ease(10)}"
+    name = workbench.up(workbench.job("bare", run=run, replicas=2))
     before = workbench.wait_for_step(name, 5)
     keeper = workbench.folder_of(name).process("agent")
     assert keeper
@@ -63,6 +64,7 @@ def test_a_run_outlives_the_keeper_of_its_agent(workbench: Workbench) -> None:
     keeper.signal(signal.SIGKILL)
     eventually(lambda: not keeper.alive)
     assert workbench.status(name)["state"] == "RUNNING"
+    workbench.gate.touch()
     after = workbench.wait_for_end(name)
     assert after["state"] == "SUCCEEDED", after["reason"]
     assert [group["generation"] for group in after["groups"]] == [1, 1]
@@ -74,10 +76,10 @@ def test_without_a_keeper_the_run_is_lost_but_its_ranks_still_end(workbench: Wor
     """Also ranks that ignore TERM; what left their session is reaped by ``down``."""
     run = "(setsid sleep 300 &); trap '' TERM; sleep 300; sleep 300"
     name = workbench.up(workbench.job("orphans", run=run))
-    status = eventually(lambda: (now := workbench.status(name)) and pid_of(now, 2) and now)
+    ranks = [workbench.running_pid(name, replica) for replica in range(3)]
     workbench.kill_agent_for_good(name)
-    for replica in range(3):
-        eventually(lambda replica=replica: not is_alive(pid_of(status, replica)), within_s=5)
+    for rank in ranks:
+        eventually(lambda rank=rank: not is_alive(rank), within_s=15)
     assert workbench.status(name)["state"] == "LOST"
     assert workbench.cli("down", name).returncode == 0
     eventually(lambda: not workbench.processes(name), within_s=10)
@@ -95,8 +97,9 @@ def test_an_agent_that_is_killed_again_and_again_is_given_up(workbench: Workbenc
     deaths = 0
 
     def agents() -> list[int]:
-        children = Path(f"/proc/{keeper.pid}/task/{keeper.pid}/children").read_text().split()
-        return [int(pid) for pid in children if is_alive(int(pid))]
+        """A fork of the keeper, which is handed what a dead one leaves behind, too, until it has ended that."""
+        children = [one for pid in children_of(keeper.pid) if (one := Process.of(pid))]
+        return [one.pid for one in children if one.arguments() == keeper.arguments()]
 
     while keeper.alive:
         eventually(lambda: agents() or not keeper.alive, within_s=15)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import random
 import socket
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,17 @@ def foreign() -> Iterator[socket.socket]:
         listener.listen()
         listener.setblocking(False)
         yield listener
+
+
+def port_of_nobody() -> int:
+    """A port that nobody gets who does not name it: the system gives out others, to listeners and to who dials."""
+    given_out = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for _ in range(100):
+        port = random.randrange(min(10_000, given_out - 1_000), given_out)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError(f"no port below {given_out} is free")
 
 
 def test_a_taken_port_that_the_shell_names_is_neither_used_nor_asked(
@@ -95,9 +108,7 @@ def test_two_runs_at_once_share_no_port_and_both_finish(workbench: Workbench) ->
 
 
 def test_grandchildren_go_with_their_rank_and_free_their_port(workbench: Workbench) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = port_of_nobody()
     script = workbench.folder / "forks.py"
     # Without SO_REUSEADDR: it binds only if nothing at all holds the port any more.
     script.write_text(
@@ -140,15 +151,13 @@ def test_the_api_listens_on_no_port_and_the_lighthouse_on_loopback_only(workbenc
 
 
 def _sockets_of(pid: int) -> set[str]:
+    """Of one that has ended meanwhile, the look at this machine say, there are none."""
     found = set()
-    for entry in Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            target = str(entry.readlink())
-        except OSError:
-            continue
-        if target.startswith("socket:["):
-            found.add(target[8:-1])
-    return found
+    with suppress(OSError):
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                found.add(str(entry.readlink()))
+    return {target[8:-1] for target in found if target.startswith("socket:[")}
 
 
 def _tcp_listeners() -> list[tuple[str, str]]:

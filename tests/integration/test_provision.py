@@ -263,7 +263,7 @@ def test_where_all_hosts_are_lost_the_job_may_move(bench: Bench) -> None:
 
 def test_an_older_attempt_goes_beside_the_next_one_and_those_before_it_go_first(bench: Bench) -> None:
     provider = FakeProvider()
-    with bench.provisioner(provider, plan("slurm/loop")) as running:
+    with bench.provisioner(provider, plan("slurm/loop"), limits={"down_s": 60.0}) as running:
         bench.controller.want("demo-h0")
         bench.controller.reported("demo-h0", "launched")
         provider.goes.clear()
@@ -361,8 +361,7 @@ def test_a_silent_host_is_asked_for_at_once_and_only_certainty_is_believed(bench
         assert bench.controller.states("demo-h1") == ["launching", "launched"], "no word proves nothing"
 
         bench.controller.want("demo-h1", doubted=False)
-        seen = len(bench.controller.asked_after)
-        eventually(lambda: len(bench.controller.asked_after) > seen)
+        bench.controller.taken()
         provider.sure = {"demo-h1": "the node is down"}
         bench.controller.want("demo-h1", doubted=True)
         report = bench.controller.reported("demo-h1", "ended")
@@ -393,10 +392,9 @@ def test_a_host_is_launched_with_the_newest_enrolment_and_never_without(bench: B
         bench.controller.want("demo-h1")
         bench.controller.reported("demo-h1", "launching")
         bench.controller.want("demo-h2", enrolment="older")  # waits for its turn
-        seen = len(bench.controller.asked_after)
-        eventually(lambda: len(bench.controller.asked_after) > seen)
+        bench.controller.taken()
         bench.controller.want("demo-h2", enrolment="newer")
-        eventually(lambda: len(bench.controller.asked_after) > seen + 1)
+        bench.controller.taken()
         provider.go.set()
         bench.controller.reported("demo-h2", "launched")
     assert provider.enrolments["demo-h2"] == "newer"

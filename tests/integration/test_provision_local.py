@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,16 @@ def leader(bench: Bench, host: str, attempt: int = 1) -> int:
     return int(json.loads((folder / "process.json").read_text())["pid"])
 
 
+def holding(text: str, folder: Path) -> list[Path]:
+    """Files that hold ``text``; one that is renamed meanwhile is looked at under its new name."""
+    found = []
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):
+            if path.is_file() and text in path.read_text(errors="replace"):
+                found.append(path)
+    return found
+
+
 def tell_down(bench: Bench, *hosts: str, attempt: int = 1) -> None:
     bench.controller.want_all(list(hosts), "down", attempt=attempt)
     for host in hosts:
@@ -107,10 +118,10 @@ def test_a_host_has_its_secrets_in_its_environment_alone_and_a_session_of_its_ow
     assert env["SKYPILOT_TASK_ID"] == mark("demo-h0", 1)
     assert "SKY_MONARCH_SPAWN_ID" not in env, "the head's agent would end it with the provisioner"
     assert os.getsid(pid) == pid
-    for process in with_variable("SKYPILOT_TASK_ID", mark("demo-h0", 1)):
-        assert secret not in Path(f"/proc/{process}/cmdline").read_text()
-    written = [path for path in bench.folder.rglob("*") if path.is_file() and not path.is_socket()]
-    assert not [path for path in written if secret in path.read_text(errors="replace")]
+    assert not [
+        line for line in with_variable("SKYPILOT_TASK_ID", mark("demo-h0", 1)).values() if secret in line
+    ]
+    assert not holding(secret, bench.folder)
     assert (bench.folder / "hosts/demo-h0-a1").stat().st_mode & 0o777 == 0o700
     tell_down(bench, "demo-h0")
 
@@ -120,6 +131,8 @@ def test_down_ends_the_whole_tree_and_nothing_of_another_host(bench: Bench, plac
     bench.controller.want_all(["demo-h0", "demo-h1"])
     pids = [leader(bench, host) for host in ("demo-h0", "demo-h1")]
     far, near = (int((places / "demo-h0" / name).read_text()) for name in ("far", "near"))
+    for host in ("demo-h0", "demo-h1"):
+        bench.controller.reported(host, "launched")
     assert is_alive(far)
     assert os.getsid(far) != pids[0], "it has left the session, and its parent is gone"
 
@@ -140,6 +153,7 @@ def test_a_host_that_is_killed_in_its_setup_counts_as_lost_and_comes_back_alone(
     bench.start_process(local("demo-h0", "demo-h1", workdir=places))
     bench.controller.want_all(["demo-h0", "demo-h1"])
     first, other = leader(bench, "demo-h0"), leader(bench, "demo-h1")
+    bench.controller.reported("demo-h0", "launched")  # before that its end would be no news of a host
     os.kill(first, signal.SIGKILL)
 
     report = bench.controller.reported("demo-h0", "ended")
@@ -148,7 +162,8 @@ def test_a_host_that_is_killed_in_its_setup_counts_as_lost_and_comes_back_alone(
     bench.controller.want("demo-h0", attempt=2)
     bench.controller.reported("demo-h0", "launched", attempt=2)
     second = leader(bench, "demo-h0", 2)
-    assert with_variable("SKYPILOT_TASK_ID", mark("demo-h0", 1)) == {}, "nothing of the first is left"
+    gone = mark("demo-h0", 1)  # beside the second
+    eventually(lambda: with_variable("SKYPILOT_TASK_ID", gone) == {}, what="nothing of the first is left")
     assert is_alive(second)
     assert leader(bench, "demo-h1") == other
     assert is_alive(other)
@@ -205,7 +220,7 @@ def test_a_host_whose_starter_was_killed_before_it_wrote_that_down_is_not_there_
 def test_notices_and_prints_end_nothing_sigterm_ends_it_at_once_and_hosts_stay(
     bench: Bench, places: Path
 ) -> None:
-    process = bench.start_process(local("demo-h0", workdir=places), limits={"wait_s": 20})
+    process = bench.start_process(local("demo-h0", workdir=places), limits={"wait_s": 30})
     bench.controller.want("demo-h0")
     pid = leader(bench, "demo-h0")
     bench.controller.reported("demo-h0", "launched")
@@ -216,8 +231,8 @@ def test_notices_and_prints_end_nothing_sigterm_ends_it_at_once_and_hosts_stay(
 
     began_s = time.monotonic()
     process.terminate()
-    assert process.wait(10) == 0
-    assert time.monotonic() - began_s < 5, "in the middle of its question to the controller"
+    assert process.wait(30) == 0
+    assert time.monotonic() - began_s < 15, "in the middle of its question to the controller, which takes 30"
     assert is_alive(pid)
     assert (bench.folder / "stdout").read_bytes() == b""
     for line in (bench.folder / "provisioner.log").read_text().splitlines():
@@ -239,5 +254,5 @@ def test_a_configuration_that_cannot_be_used_is_named(bench: Bench, broken: dict
     more = {key: value for key, value in broken.items() if key != "choices"}
     process = bench.start_process(broken.get("choices", local("demo-h0")), **more)
 
-    assert process.wait(20) == 2
+    assert process.wait(60) == 2
     assert says in (bench.folder / "provisioner.log").read_text()

@@ -7,7 +7,6 @@ import ctypes
 import json
 import os
 import pickle
-import signal
 import socket
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from sky_monarch.rdma import Domain, RDMABuffer
 from tests.support.hip_double import with_double
 from tests.support.hostile_owner import HostileOwner
 from tests.support.rdma_owner import SECRET, Owner, pattern
+from tests.support.waiting import eventually
 
 MIB = 1 << 20
 PATHS = ["cma", "shm", "tcp"]
@@ -143,16 +143,16 @@ def test_a_dead_owner_is_told_from_one_that_hangs(
     theirs = owner(kind=kind_for(path))
     buffer, mine = remote(theirs, domain), bytearray(100)
     buffer.read_into(mine, path=path)
-    os.kill(theirs.pid, signal.SIGSTOP)
+    theirs.stop()
     began = time.monotonic()
     with pytest.raises(errors.ChannelTimeoutError):
         buffer.read_into(mine, path=path, timeout=0.5)
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 10
     theirs.kill()
     began = time.monotonic()
     with pytest.raises(errors.ChannelClosedError):
-        buffer.read_into(mine, path=path, timeout=20)
-    assert time.monotonic() - began < 5, "it was not waited for"
+        buffer.read_into(mine, path=path, timeout=60)
+    assert time.monotonic() - began < 20, "it was not waited for"
 
 
 def test_a_handle_of_an_owner_that_was_restarted_is_stale(
@@ -187,10 +187,11 @@ def test_what_an_operation_uses_is_not_freed(
 ) -> None:
     """The owner waits for a reader; and where it does not, what that has read does not count."""
     nbytes = 2 * MIB
-    theirs = owner(nbytes, bytes_per_s=4 * MIB)
-    mine = bytearray(nbytes)
+    theirs = owner(nbytes, bytes_per_s=MIB)
+    mine, whole = bytearray(nbytes), pattern(nbytes)
     reading = Reading(remote(theirs, domain), mine)
-    time.sleep(0.15)  # half a second of bytes are under way
+    # Each half is under way, which takes two seconds.
+    eventually(lambda: all(mine[at : at + 9] == whole[at : at + 9] for at in (0, MIB)), every_s=0.002)
     theirs.ask(do="drop", timeout_s=timeout_s)
     reading.join(30)
     assert reading.error == outcome
@@ -202,9 +203,15 @@ def test_an_owner_that_dies_leaves_its_pieces_to_the_others(
     owner: Callable[..., Owner], domain: Domain
 ) -> None:
     nbytes = 24 * MIB
-    owners = [owner(nbytes, bytes_per_s=16 * MIB) for _ in range(3)]
+    # What the second has begun takes it seconds: it is in the middle of that, whenever it is killed.
+    owners = [owner(nbytes, bytes_per_s=rate * MIB) for rate in (16, 1, 16)]
     mine = bytearray(nbytes)
-    killer = threading.Timer(0.25, owners[1].kill)
+
+    def kill() -> None:
+        eventually(lambda: owners[1].serves, every_s=0.002, what="the second is asked")
+        owners[1].kill()
+
+    killer = threading.Thread(target=kill)
     killer.start()
     moved = domain.read_into([one.handle for one in owners], memory_of(mine, writable=True), timeout_s=30)
     killer.join()
@@ -222,8 +229,9 @@ SLOW_LIES = [pytest.param(lie, marks=pytest.mark.slow) for lie in ("endless", "s
 def test_a_hostile_owner_is_named_and_its_pieces_are_read_elsewhere(
     owner: Callable[..., Owner], liar: Callable[..., HostileOwner], domain: Domain, lie: str
 ) -> None:
-    nbytes = 2 * MIB
-    honest, hostile = owner(nbytes), liar(nbytes, lie)
+    nbytes = 4 * MIB
+    # In pieces of 1 MiB, and not so fast that it is through with all of them before the other one is asked for any.
+    honest, hostile = owner(nbytes, bytes_per_s=4 * MIB), liar(nbytes, lie)
     mine = bytearray(nbytes)
     moved = domain.read_into(
         [honest.handle, hostile.handle()], memory_of(mine, writable=True), timeout_s=30, streams=1
@@ -459,7 +467,6 @@ def test_no_more_connections_are_served_than_allowed(owner: Callable[..., Owner]
     host, port = core.address.split(":")
     idle = [socket.create_connection((host, int(port)), timeout=10) for _ in range(2)]
     try:
-        time.sleep(0.1)
         with socket.create_connection((host, int(port)), timeout=10) as third:
             assert third.recv(1) == b"", "hung up on at once"
     finally:

@@ -15,14 +15,24 @@ from tests.support.runs import FREE_RANK, Workbench, generation_of, pid_of
 from tests.support.steps import longest_gap_s
 from tests.support.waiting import eventually
 
+#: Silence after which the lighthouse leaves somebody out: longer than anything takes here that does not wait for that.
+SILENT_S = 20.0
+
 
 def test_a_killed_rank_is_replaced_and_the_others_keep_their_processes(workbench: Workbench) -> None:
-    name = workbench.up(workbench.job("kill", run=f"{FREE_RANK} --steps 120"))
+    job = workbench.job(
+        "kill",
+        run=f"{FREE_RANK} --steps 120 {workbench.ease(50)}",
+        lighthouse={"heartbeat_timeout_s": SILENT_S},
+    )
+    name = workbench.up(job)
     before = workbench.wait_for_step(name, 30)
 
     os.kill(pid_of(before, 1), signal.SIGKILL)
 
-    after = workbench.wait_for_end(name, within_s=60)
+    workbench.wait_for_first_commit(name, 1, 2)
+    workbench.gate.touch()
+    after = workbench.wait_for_end(name, within_s=100)
     assert after["state"] == "SUCCEEDED", after["reason"]
     assert [generation_of(after, replica) for replica in range(3)] == [1, 2, 1]
     spawned = workbench.pids_spawned(name)
@@ -33,12 +43,12 @@ def test_a_killed_rank_is_replaced_and_the_others_keep_their_processes(workbench
     assert recovery["replica"] == 1
     assert all(recovery[key] is not None for key in ("detect_s", "evict_s", "spawn_s", "first_commit_s"))
     assert 0 <= recovery["evict_s"] <= recovery["spawn_s"] < recovery["first_commit_s"]
-    assert 0 <= recovery["detect_s"] < 2
+    assert 0 <= recovery["detect_s"] < SILENT_S / 2
     healed = re.search(r"healed from step 0 to (\d+)", workbench.logs(name, replica=1))
     assert healed
     assert int(healed[1]) >= 30, "it rejoins at the step of the others"
-    # The survivors go on at once: nobody waits for a heartbeat to go stale (5 s) or for a joiner.
-    assert longest_gap_s(workbench.logs(name, replica=0)) < 3
+    # The survivors go on at once: nobody waits for a heartbeat to go stale or for a joiner.
+    assert longest_gap_s(workbench.logs(name, replica=0)) < SILENT_S / 2
     kinds = [event["event"] for event in workbench.events(name) if event.get("replica") == 1]
     order = ["rank_exited", "evicted", "generation_ended", "generation_started", "first_commit"]
     positions = [kinds.index(kind, kinds.index("rank_exited")) for kind in order]
@@ -48,9 +58,9 @@ def test_a_killed_rank_is_replaced_and_the_others_keep_their_processes(workbench
 def test_survivors_commit_while_the_victim_is_away(workbench: Workbench) -> None:
     job = workbench.job(
         "away",
-        run=f"{FREE_RANK} --steps 400",
+        run=f"{FREE_RANK} --steps 2000",
         recovery={"backoff_s": 3, "backoff_max_s": 3},
-        lighthouse={"heartbeat_timeout_s": 20},  # silence frees nobody here: only the agent's word does
+        lighthouse={"heartbeat_timeout_s": SILENT_S},  # silence frees nobody here: only the agent's word does
     )
     name = workbench.up(job)
     status = workbench.wait_for_step(name, 10)
@@ -61,14 +71,16 @@ def test_survivors_commit_while_the_victim_is_away(workbench: Workbench) -> None
     # The first restart is at once; the second has to wait, and meanwhile the others commit.
     os.kill(pid_of(again, 1), signal.SIGKILL)
     at_kill = workbench.status(name)["groups"][0]["step"]
-    eventually(lambda: workbench.status(name)["groups"][0]["step"] >= at_kill + 5, within_s=10)
+    eventually(lambda: workbench.status(name)["groups"][0]["step"] >= at_kill + 5, within_s=15)
     now = workbench.status(name)
     assert now["quorum"]["participants"] in {2, 3}
 
 
 def test_every_rank_of_the_group_is_replaced_when_one_dies(workbench: Workbench) -> None:
     name = workbench.up(
-        workbench.job("pairs", run=f"{FREE_RANK} --steps 100", replicas=2, ranks_per_replica=2)
+        workbench.job(
+            "pairs", run=f"{FREE_RANK} --steps 100 {workbench.ease(30)}", replicas=2, ranks_per_replica=2
+        )
     )
     before = workbench.wait_for_step(name, 10)
     os.kill(pid_of(before, 0, rank=1), signal.SIGKILL)
@@ -83,6 +95,8 @@ def test_every_rank_of_the_group_is_replaced_when_one_dies(workbench: Workbench)
     assert [rank["pid"] for rank in after["groups"][1]["ranks"]] == [
         rank["pid"] for rank in before["groups"][1]["ranks"]
     ]
+    workbench.wait_for_first_commit(name, 0, 2)
+    workbench.gate.touch()
     after = workbench.wait_for_end(name)
     assert after["state"] == "SUCCEEDED"
     (record,) = after["recoveries"]
@@ -99,18 +113,21 @@ def test_every_rank_of_the_group_is_replaced_when_one_dies(workbench: Workbench)
 def test_a_hung_rank_is_found_and_replaced(workbench: Workbench) -> None:
     job = workbench.job(
         "hung",
-        run=f"{FREE_RANK} --steps 60 --do 1:20:stop",
-        recovery={"progress_limit_s": 2, "startup_limit_s": 20},
+        run=f"{FREE_RANK} --steps 60 --do 1:20:stop {workbench.ease(25)}",
+        recovery={"progress_limit_s": 4, "startup_limit_s": 60},
+        lighthouse={"heartbeat_timeout_s": SILENT_S},  # the others wait, and are not to be blamed for that
     )
     name = workbench.up(job)
-    after = workbench.wait_for_end(name, within_s=60)
+    workbench.wait_for_first_commit(name, 1, 2)
+    workbench.gate.touch()
+    after = workbench.wait_for_end(name, within_s=100)
     assert after["state"] == "SUCCEEDED", after["reason"]
     assert [generation_of(after, replica) for replica in range(3)] == [1, 2, 1], (
         "who waits is no culprit",
         after["recoveries"],
     )
     (recovery,) = after["recoveries"]
-    assert recovery["cause"] == "no commit within 2 s"
+    assert recovery["cause"] == "no commit within 4 s"
     assert recovery["hung"]["state"].startswith("T"), "nobody waits for stacks of a process that is stopped"
 
 
@@ -119,12 +136,12 @@ def test_a_rank_that_hangs_while_it_says_that_it_waits_is_not_excused_for_ever(w
         "stuck",
         run=f"{sys.executable} -m tests.support.stuck_waiter",
         replicas=1,
-        recovery={"progress_limit_s": 1, "startup_limit_s": 60},
+        recovery={"progress_limit_s": 4, "startup_limit_s": 60},
     )
-    after = workbench.wait_for_end(workbench.up(job), within_s=60)
+    after = workbench.wait_for_end(workbench.up(job), within_s=100)
     assert after["state"] == "SUCCEEDED", after["reason"]
     assert generation_of(after, 0) == 2
-    assert [recovery["cause"] for recovery in after["recoveries"]] == ["no commit within 1 s"]
+    assert [recovery["cause"] for recovery in after["recoveries"]] == ["no commit within 4 s"]
 
 
 @pytest.mark.parametrize("who", ["agent", pytest.param("controller", marks=pytest.mark.slow)])
@@ -133,16 +150,19 @@ def test_a_supervisor_that_was_paused_blames_nobody_when_it_comes_back(
 ) -> None:
     """Longer than any silence that evicts, and than the limit for a step: nobody was heard, but all trained."""
     job = workbench.job(
-        "paused", run=f"{FREE_RANK} --steps 130", recovery={"progress_limit_s": 2, "startup_limit_s": 20}
+        "paused",
+        run=f"{FREE_RANK} --steps 130 {workbench.ease(40)}",
+        recovery={"progress_limit_s": 4, "startup_limit_s": 60},
     )
     name = workbench.up(job)
     before = workbench.wait_for_step(name, 20)
     pid = before[f"{who}_pid"]
     os.kill(pid, signal.SIGSTOP)
     try:
-        time.sleep(4)
+        time.sleep(6)
     finally:
         os.kill(pid, signal.SIGCONT)
+    workbench.gate.touch()
     after = workbench.wait_for_end(name)
     assert after["state"] == "SUCCEEDED", after["reason"]
     assert [generation_of(after, replica) for replica in range(3)] == [1, 1, 1], (
@@ -176,7 +196,7 @@ def test_a_crash_loop_stops_at_its_budget_and_names_the_cause(workbench: Workben
         recovery={"max_restarts": 2},
     )
     name = workbench.up(job)
-    after = workbench.wait_for_end(name, within_s=60)
+    after = workbench.wait_for_end(name, within_s=100)
     assert after["state"] == "FAILED"
     assert after["exit_code"] != 0
     starts = [event for event in workbench.events(name) if event["event"] == "generation_started"]
@@ -221,8 +241,9 @@ def test_down_does_not_wait_for_a_restart_that_is_still_to_come(
     workbench: Workbench, backing_off: str
 ) -> None:
     started = time.monotonic()
-    assert workbench.cli("down", backing_off, "--grace", "2").returncode == 0
-    assert time.monotonic() - started < 10
+    assert workbench.cli("down", backing_off, "--grace", "10").returncode == 0
+    # One that does wait is ended from outside, 20 s after the grace time.
+    assert time.monotonic() - started < 25
     assert workbench.status(backing_off)["reason"] == "down"
     assert not workbench.processes(backing_off)
 

@@ -104,7 +104,8 @@ def test_a_run_whose_head_was_lost_is_taken_up_again_to_end_its_hosts(workbench:
     send((keeper.pid, *map(int, children)), signal.SIGKILL)
 
     eventually(lambda: not is_alive(keeper.pid), within_s=5)
-    assert folder.phase() is Phase.LOST, "agents of hosts, which are here as well, are not its head"
+    what = "agents of hosts, which are here as well, are not its head"
+    eventually(lambda: folder.phase() is Phase.LOST, within_s=5, what=what)
     assert workbench.status(name)["state"] == "LOST"
     done = workbench.cli("down", name, "--grace", "3", timeout_s=90)
     assert done.returncode == 0, done.stderr

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import pids
-from tests.support.runs import Workbench, ended_at_exit, pid_of
+from tests.support.runs import Workbench, ended_at_exit
 from tests.support.waiting import eventually
 
-CANARY = b"canary-"
+# Of this process: others may have canaries of their own on this machine, and type them.
+CANARY = b"canary-%d-" % os.getpid()
 
 LEAKY = """
 import os, sys
@@ -56,9 +57,9 @@ def with_canary(what: str) -> set[int]:
 def test_a_secret_is_nowhere_but_in_its_process_and_one_private_file(
     workbench: Workbench, given: str, ending: str
 ) -> None:
-    values = {"WANDB_API_KEY": "canary-one-7261", "TOKEN": "canary-two-9137"}
+    values = {"WANDB_API_KEY": f"{CANARY.decode()}one", "TOKEN": f"{CANARY.decode()}two"}
     # Exported and not asked for: it is the shell's, and still nothing that our own processes may hold.
-    workbench.env["OTHER_TOKEN"] = "canary-three-5528"
+    workbench.env["OTHER_TOKEN"] = f"{CANARY.decode()}three"
     if given == "exported":
         workbench.env |= values
         options = ["--env", "WANDB_API_KEY", "--secret", "TOKEN"]
@@ -74,10 +75,9 @@ def test_a_secret_is_nowhere_but_in_its_process_and_one_private_file(
         workbench.names.append("secret")
         assert not with_canary("cmdline"), "also not in that of `up` itself"
         if ending == "down":
-            status = workbench.status("secret")
-            ranks = {pid_of(status, 0)}
+            rank, status = workbench.running_pid("secret", 0), workbench.status("secret")
             environs = with_canary("environ")
-            assert ranks <= environs
+            assert rank in environs
             for pid in (status["agent_pid"], status["controller_pid"], status["lighthouse"]["pid"]):
                 assert pid not in environs, Path(f"/proc/{pid}/cmdline").read_bytes()
             (holder,) = holders(workbench.home)
@@ -118,7 +118,7 @@ def test_values_that_are_typed_cannot_be_read_off_the_command_while_it_runs(work
         masked = [b"A=", b"B=" + b"x" * (size + 2), b"C=" + b"x" * size, b"--env=D=" + b"x" * size]
         assert [part for part in command if b"=" in part] == masked
         assert command[-2:] == [b"-n", b"t"], "the rest is as it was"
-        rank = Path(f"/proc/{pid_of(workbench.status('t'), 0)}/environ").read_bytes().split(b"\0")
+        rank = Path(f"/proc/{workbench.running_pid('t', 0)}/environ").read_bytes().split(b"\0")
         assert {b"A=", "B=canary-é=1".encode(), "C=canary-é".encode(), "D=canary-é".encode()} <= set(rank)
         assert workbench.cli("down", "t").returncode == 0
 
@@ -156,9 +156,14 @@ def test_values_are_byte_equal_on_every_replica_and_in_every_generation(
         eventually(
             lambda: any(ready.items() <= event.items() for event in workbench.events(name)), within_s=40
         )
-    os.kill(pid_of(workbench.status(name), 1), signal.SIGKILL)
+    os.kill(workbench.running_pid(name, 1), signal.SIGKILL)
     eventually((workbench.folder / "env-1-2.json").exists, within_s=40)
-    again = [e for e in workbench.events(name) if e["event"] == "rank_spawned" and e["generation"] == 2]
+
+    def spawned_again() -> list[dict]:
+        events = workbench.events(name)
+        return [e for e in events if e["event"] == "rank_spawned" and e["generation"] == 2]
+
+    again = eventually(spawned_again)
     assert [event["warm"] for event in again] == [bool(standby)]
     files = list(workbench.folder.glob("env-*.json"))
     assert len(files) == 3

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 import signal
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.ports import reserved_port
 from tests.support.waiting import eventually
 from tests.support.zygote import Child, Zygote
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 
 RANKS = "tests.support.torch_ranks"
 # TorchFT's lighthouse hears of a death by silence only.
-HEARTBEAT_MS = 1500
+HEARTBEAT_MS = 5000
 LIMIT_S = 90
 
 
@@ -48,6 +48,17 @@ class Job:
             },
         )
 
+    def start_together(self, replicas: int, each: dict[int, dict[str, Any]], **options: Any) -> list[Child]:
+        """None takes a step before all have said that they are there: else two of them begin without the third."""
+        gate = self.folder / "start"
+        children = [
+            self.start(one, start=str(gate), **options, **each.get(one, {})) for one in range(replicas)
+        ]
+        for one in range(replicas):
+            eventually(lambda one=one: self.events(one, "entered"), within_s=LIMIT_S)
+        gate.touch()
+        return children
+
     def log(self, replica: int, generation: int = 1) -> Path:
         return self.folder / f"r{replica}.g{generation}.jsonl"
 
@@ -63,6 +74,12 @@ class Job:
 def job(zygote: Zygote, tmp_path: Path) -> Iterator[Callable[..., Job]]:
     yield lambda replicas, **options: Job(zygote, tmp_path, replicas, **options)
     zygote.end_children()
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    with reserved_port() as number:
+        yield number
 
 
 def assert_bit_equal(job: Job, members: list[tuple[int, int]]) -> None:
@@ -86,14 +103,16 @@ def test_a_replica_that_dies_in_mid_allreduce_costs_the_others_no_step_and_comes
     job: Callable[..., Job],
 ) -> None:
     run = job(3)
-    steps = 60
-    victim = run.start(0, steps=steps, die_at=8, sleep_s=0.02)
-    survivors = [run.start(replica, steps=steps, sleep_s=0.02) for replica in (1, 2)]
+    steps, gate = 60, run.folder / "go"
+    pace = {"steps": steps, "sleep_s": 0.02, "ease": (20, str(gate))}
+    victim, *survivors = run.start_together(3, {0: {"die_at": 8}}, **pace)
     assert victim.wait(LIMIT_S) == -signal.SIGKILL
     eventually(
         lambda: len(run.events(1, "commit")) >= 15, within_s=LIMIT_S, what="the survivors go on with two"
     )
-    newcomer = run.start(0, 2, steps=steps, sleep_s=0.02)
+    newcomer = run.start(0, 2, **pace)
+    eventually(lambda: run.events(0, "commit", 2), within_s=LIMIT_S, what="it has come back")
+    gate.touch()
     assert [child.wait(LIMIT_S) for child in (*survivors, newcomer)] == [0, 0, 0], run.zygote.log()
 
     # Every step was committed once by each survivor, in order: the interrupted one was averaged again.
@@ -117,14 +136,17 @@ def test_a_replica_that_dies_in_mid_allreduce_costs_the_others_no_step_and_comes
     assert sum(line["leader"] for line in finished) == 1
     # Not the collective's timeout (60 s): the death was noticed, and the lighthouse waited for its heartbeat.
     times = [line["t"] for line in run.events(1, "commit")]
-    assert max(after - before for before, after in itertools.pairwise(times)) < 15
+    assert max(after - before for before, after in itertools.pairwise(times)) < 30
 
 
 def test_a_group_that_is_late_heals_from_donors_that_are_done(job: Callable[..., Job]) -> None:
     run = job(3)
-    early = [run.start(replica, steps=6) for replica in (1, 2)]
+    early = [run.start(replica, steps=6, linger_s=2 * LIMIT_S) for replica in (1, 2)]
     eventually(lambda: run.events(1, "finished") and run.events(2, "finished"), within_s=LIMIT_S)
-    late = run.start(0, steps=6)
+    late = run.start(0, steps=6, linger_s=0.1)
+    eventually(lambda: run.events(0, "finished"), within_s=LIMIT_S, what="the late one still runs after all")
+    for child in early:
+        child.kill(signal.SIGTERM)
     assert [child.wait(LIMIT_S) for child in (*early, late)] == [0, 0, 0], run.zygote.log()
     assert run.events(0, "commit") == []
     assert run.events(0, "finished")[0]["digest"] == run.events(1, "finished")[0]["digest"]
@@ -142,12 +164,13 @@ def test_a_drained_replica_finishes_its_step_and_exits_0_while_the_others_go_on(
     job: Callable[..., Job],
 ) -> None:
     run = job(3)
-    children = [
-        run.start(replica, steps=60, sleep_s=0.02, average_first=replica == 1) for replica in range(3)
-    ]
+    gate = run.folder / "go"
+    pace = {"steps": 60, "sleep_s": 0.02, "ease": (10, str(gate))}
+    children = run.start_together(3, {1: {"average_first": True}}, **pace)
     eventually(lambda: len(run.events(0, "commit")) >= 5, within_s=LIMIT_S)
     children[0].kill(signal.SIGTERM)
     assert children[0].wait(15) == 0, run.zygote.log()
+    gate.touch()
     assert [child.wait(LIMIT_S) for child in children[1:]] == [0, 0], run.zygote.log()
     assert run.events(0, "finished") == []
     for replica in (1, 2):
@@ -204,10 +227,8 @@ def test_what_was_computed_before_the_checkpoint_was_read_is_not_used(zygote: Zy
 
 @pytest.mark.parametrize("average_first", [False, True])
 def test_the_ranks_of_a_group_weigh_as_much_as_their_samples(
-    zygote: Zygote, tmp_path: Path, average_first: bool
+    zygote: Zygote, tmp_path: Path, port: int, average_first: bool
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     logs = [tmp_path / f"rank{number}" for number in range(2)]
     options = {"steps": 3, "uneven": True, "average_first": average_first}
     ranks = [
@@ -249,9 +270,9 @@ def test_a_death_a_hang_and_a_missing_member_cost_the_mesh_moments(zygote: Zygot
             line.get("phase", line["event"]): line for line in map(json.loads, log.read_text().splitlines())
         }
         assert lines["whole"]["result"] == "ok"
-        for phase, limit_s in (("killed", 5), ("hung", 5), ("rendezvous", 3)):
+        for phase in ("killed", "hung", "rendezvous"):
             assert lines[phase]["result"] != "ok"
-            assert lines[phase]["took_s"] < limit_s, (phase, lines[phase])
+            assert lines[phase]["took_s"] < 15, (phase, lines[phase], "half of what it may take")
         assert "a member died in it" in lines["rendezvous"]["result"]
         assert lines["after"]["result"] == "ok", "late news of an older quorum does not touch a newer one"
 
@@ -272,5 +293,5 @@ def test_without_the_cut_a_death_stalls_who_is_not_its_neighbour(zygote: Zygote,
         for line in map(json.loads, log.read_text().splitlines())
         if line.get("phase") == "killed"
     ]
-    assert max(took) > 4, "someone waited for the whole timeout of 5 s"
-    assert min(took) < 2
+    assert max(took) > 9, "someone waited for the whole timeout of 10 s"
+    assert min(took) < 5

@@ -167,13 +167,15 @@ def test_an_agent_that_never_answers_costs_the_timeout_and_no_more(path: Path) -
 def test_another_python_thread_runs_while_one_waits(path: Path) -> None:
     with Listener(path) as listener:
         client, peer, _ = connected(listener, path)
-        ticks = 0
-        thread = threading.Thread(target=lambda: client.recv(timeout_s=1))
+        heard: list[Any] = []
+        thread = threading.Thread(target=lambda: heard.append(client.recv(timeout_s=30)))
         thread.start()
-        while thread.is_alive():
-            ticks += 1
+        for _ in range(20):
             time.sleep(0.01)
-        assert ticks > 20
+        assert thread.is_alive(), "else this one ran on only after the wait was over"
+        peer.send({"type": "release"})
+        thread.join(20)
+        assert heard == [{"type": "release"}]
         client.close()
         peer.close()
 
@@ -230,7 +232,7 @@ except KeyboardInterrupt:
         process.send_signal(signal.SIGINT)
         started = time.monotonic()
         assert process.stdout.readline() == "interrupted\n"
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 20
         assert process.wait(20) == 0
         peer.close()
 

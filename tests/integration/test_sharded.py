@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.ports import reserved
 from tests.support.told_lighthouse import ToldLighthouse
 from tests.support.waiting import eventually
 from tests.support.zygote import Child, Zygote
@@ -36,11 +37,12 @@ class Run:
         self.children: dict[tuple[Place, int], Child] = {}
         self.at_back, self.never = folder / "back", folder / "never"
         self.went = False
+        self.ports: list[socket.socket] = []
 
     def start(self, place: Place, *options_of_ranks: dict[str, Any]) -> None:
         replica, generation = place
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        self.ports.append(reserved())
+        port = self.ports[-1].getsockname()[1]
         for rank, options in enumerate(options_of_ranks):
             self.children[place, rank] = self.zygote.fork(
                 "tests.support.sharded_ranks:rank",
@@ -130,6 +132,8 @@ def started(zygote: Zygote, module_path: Path) -> Iterator[Run]:
     yield run
     zygote.end_children()
     run.lighthouse.close()
+    for port in run.ports:
+        port.close()
 
 
 @pytest.fixture

@@ -13,8 +13,9 @@ from tests.support.processes import send, with_variable
 from tests.support.runs import FREE_RANK, Workbench, pid_of
 from tests.support.waiting import eventually
 
-#: From the kill of a whole host to the first commit on the spare. Alone it takes 1 to 2 s.
-BACK_S = 20.0
+#: From the kill of a whole host to the first commit on the spare. Alone it takes 1 to 2 s; a host that is silent is
+#: given up after this long.
+BACK_S = 30.0
 
 
 def job_of(bench: Workbench, name: str, **fields: Any) -> Path:

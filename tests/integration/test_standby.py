@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from typing import Any
 
+from tests.support.processes import is_alive
 from tests.support.runs import FREE_RANK, Workbench, generation_of, pid_of
 from tests.support.waiting import eventually
 
@@ -32,22 +34,33 @@ def standby_of(workbench: Workbench, name: str, replica: int) -> int:
     def probe() -> int:
         used = {event["pid"] for event in seen(workbench, name, "rank_spawned", replica=replica)}
         ready = [event["pid"] for event in seen(workbench, name, "standby_ready", replica=replica)]
-        fresh = [pid for pid in ready if pid not in used and os.path.exists(f"/proc/{pid}")]  # noqa: PTH110
+        fresh = [pid for pid in ready if pid not in used and is_alive(pid)]
         assert fresh, (ready, used)
         return fresh[-1]
 
     return eventually(probe, within_s=30)
 
 
-def kill_and_see_it_back(workbench: Workbench, name: str, replica: int) -> Event:
-    """Kill rank 0 of a group; how its next generation was spawned, once that has committed."""
-    now = workbench.status(name)
+def kill_and_see_it_back(
+    workbench: Workbench, name: str, replica: int, spawned: Callable[[], object] = lambda: None
+) -> Event:
+    """Kill rank 0 of a group; how its next generation was spawned, once that has committed.
+
+    Args:
+        workbench: Of the test.
+        name: The run.
+        replica: The group.
+        spawned: Called between the two.
+    """
+    now = eventually(lambda: (now := workbench.status(name)) and pid_of(now, replica) and now)
     generation = generation_of(now, replica) + 1
     os.kill(pid_of(now, replica), signal.SIGKILL)
     back = {"replica": replica, "generation": generation}
+    eventually(lambda: seen(workbench, name, "rank_spawned", **back), within_s=30)
+    spawned()
     eventually(lambda: seen(workbench, name, "first_commit", **back), within_s=30)
-    (spawned,) = seen(workbench, name, "rank_spawned", **back)
-    return spawned
+    (event,) = seen(workbench, name, "rank_spawned", **back)
+    return event
 
 
 def log(workbench: Workbench, name: str, pattern: str) -> str:
@@ -68,16 +81,17 @@ def test_a_standby_that_ran_ahead_becomes_the_rank_and_was_nobody_before(workben
 
     assert (spawned["warm"], spawned["pid"]) == (True, standby)
     assert f"pid {standby} runs ahead" in log(workbench, name, "standby-*.log")
-    after = log(workbench, name, "g2-*.log")
-    assert f"starts as generation 2, pid {standby}" in after
-    assert "runs ahead" not in after, "it did not run twice"
-    assert workbench.status(name)["quorum"]["participants"] == 2
+    starts = f"starts as generation 2, pid {standby}"
+    eventually(lambda: starts in log(workbench, name, "g2-*.log"), what="its output is there")
+    assert "runs ahead" not in log(workbench, name, "g2-*.log"), "it did not run twice"
+    eventually(lambda: workbench.status(name)["quorum"]["participants"] == 2)
 
 
 def test_a_standby_that_is_killed_is_replaced_by_one_that_serves(workbench: Workbench) -> None:
     name = start(workbench, "lost")
     first = standby_of(workbench, name, 1)
     os.kill(first, signal.SIGKILL)
+    eventually(lambda: not is_alive(first))
     second = standby_of(workbench, name, 1)
     assert second != first
     spawned = kill_and_see_it_back(workbench, name, 1)
@@ -105,8 +119,8 @@ def test_a_script_that_crashes_ahead_stands_by_with_its_imports_and_is_not_run_a
     spawned = kill_and_see_it_back(workbench, name, 1)
     assert (spawned["warm"], spawned["pid"]) == (True, standby)
     standby_of(workbench, name, 1)
+    eventually(lambda: "ValueError: broken" in log(workbench, name, "standby-*.log"))
     assert log(workbench, name, "standby-*.log").count("runs ahead") == 1
-    assert "ValueError: broken" in log(workbench, name, "standby-*.log")
 
 
 def test_a_script_that_takes_its_process_down_ahead_is_not_run_ahead_again(workbench: Workbench) -> None:
@@ -119,9 +133,9 @@ def test_a_script_that_takes_its_process_down_ahead_is_not_run_ahead_again(workb
 
 
 def test_a_standby_is_promoted_on_its_way(workbench: Workbench) -> None:
-    name = start(workbench, "early", ahead="sleep=3")
+    name = start(workbench, "early", ahead=f"await={workbench.gate}")
     eventually(lambda: "runs ahead" in log(workbench, name, "standby-*.log"), within_s=30)
-    spawned = kill_and_see_it_back(workbench, name, 1)
+    spawned = kill_and_see_it_back(workbench, name, 1, workbench.gate.touch)
     assert not spawned["warm"], "it was not ready"
     assert not seen(workbench, name, "standby_ready", pid=spawned["pid"])
     assert log(workbench, name, "standby-*.log").startswith(f"pid {spawned['pid']} runs ahead")

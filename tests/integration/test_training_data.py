@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,7 +32,7 @@ class Group:
         self.zygote, self.folder = zygote, folder
         folder.mkdir()
         self.lighthouse = ToldLighthouse(folder, 3)
-        self.gate = folder / "go"
+        self.gate, self.opened_s = folder / "go", 0.0
         self.children: dict[Place, Child] = {}
 
     def start(self, replica: int, generation: int = 1, **options: Any) -> None:
@@ -56,6 +57,7 @@ class Group:
             eventually(lambda other=other: self.commits(other) == BACK_AT, within_s=LIMIT_S)
         self.start(replica, generation, **options)
         eventually(lambda: self.lighthouse.asks(replica, generation), within_s=LIMIT_S)
+        self.opened_s = time.monotonic()
         self.gate.touch()
 
     def commits(self, replica: int) -> int:
@@ -260,8 +262,9 @@ def test_the_same_seed_and_the_same_failures_give_the_same_bits(run: Run) -> Non
 def test_a_heal_that_fails_stalls_nobody_and_is_tried_again(run: Run) -> None:
     group = run("stubborn")
     times = [line["t"] for line in group.lines((0, 1), "commit")]
-    gaps = [after - before for before, after in itertools.pairwise(times)]
+    since = [group.opened_s, *(time_s for time_s in times if time_s > group.opened_s)]
+    gaps = [after - before for before, after in itertools.pairwise(since)]
     # A collective may take 60 s: whoever is not cut loose waits for it.
-    assert max(gaps) < 20, "the others waited for the one that could not heal"
+    assert max(gaps) < 30, "the others waited for the one that could not heal"
     assert [len(group.lines(place, "finished")) for place in ((0, 1), (1, 1), (2, 2))] == [1, 1, 1]
     assert all(len(set(of_step)) == 1 for of_step in group.by_step("commit", "digest").values())

@@ -132,8 +132,8 @@ def survive_a_kill(
 def test_a_killed_group_comes_back_from_its_standby_and_all_end_bit_equal(workbench: Workbench) -> None:
     recovery = survive_a_kill(workbench, replicas=3, standby=1, lighthouse=TOLD, deal=True)
     assert recovery["evict_s"] is not None
-    assert recovery["first_commit_s"] < STUCK_S / 5, "nobody waited for a timeout"
-    assert recovery["evict_s"] <= recovery["quorum_s"] < STUCK_S / 5
+    assert recovery["first_commit_s"] < STUCK_S / 2, "nobody waited for a timeout"
+    assert recovery["evict_s"] <= recovery["quorum_s"] < STUCK_S / 2
     # The batch that it had was never used: the report says which, and the others name its samples.
     assert recovery["lost_samples"] == 8 * len(recovery["lost_batches"]) > 0, "its samples are listed"
     said = workbench.cli("status", "train").stdout
@@ -145,7 +145,7 @@ def test_a_killed_group_comes_back_from_its_standby_and_all_end_bit_equal(workbe
 @pytest.mark.slow
 def test_the_same_holds_where_the_standby_has_run_ahead_up_to_its_session(workbench: Workbench) -> None:
     recovery = survive_a_kill(workbench, replicas=2, standby=1, until="session", lighthouse=TOLD)
-    assert recovery["first_commit_s"] < STUCK_S / 5, "nobody waited for a timeout"
+    assert recovery["first_commit_s"] < STUCK_S / 2, "nobody waited for a timeout"
     ready = wait_for_event(workbench, "train", "standby_ready", replica=1)
     spawned = wait_for_event(workbench, "train", "rank_spawned", replica=1, generation=2)
     assert spawned["pid"] == ready["pid"]

@@ -10,6 +10,7 @@ from pathlib import Path
 from tests.support.gpu_hosts import GpuHost
 from tests.support.hip_double import with_double
 from tests.support.runs import FREE_RANK, ROOT, Workbench
+from tests.support.waiting import eventually
 
 
 def examined(bench: Workbench, name: str) -> list[dict]:
@@ -43,12 +44,15 @@ def test_an_unfit_host_is_fenced_by_name_before_its_first_step_and_had_anew(
 
 
 def test_a_run_on_this_machine_tells_what_was_found_and_waits_for_none_of_it(workbench: Workbench) -> None:
-    name = workbench.up(workbench.job("fit", run=f"{FREE_RANK} --steps 40", replicas=1))
+    job = workbench.job("fit", run=f"{FREE_RANK} --steps 40 {workbench.ease(10)}", replicas=1)
+    name = workbench.up(job)
+    eventually(lambda: examined(workbench, name), within_s=30, what="it was looked at, while it trains")
+    workbench.gate.touch()
     ended = workbench.wait_for_end(name)
     assert ended["state"] == "SUCCEEDED", ended["reason"]
     (one,) = examined(workbench, name)
     assert one["host"] == "local"
-    assert one["took_s"] < 10
+    assert one["took_s"] < 30
     assert {found["check"] for found in one["findings"]} >= {"host.shm", "host.name", "host.clock"}
     connected = next(event for event in workbench.events(name) if event["event"] == "agent_connected")
     assert "examining" not in connected

@@ -13,7 +13,7 @@ from tests.support.runs import FREE_RANK, Workbench, generation_of, pid_of
 from tests.support.steps import longest_gap_s
 from tests.support.waiting import eventually
 
-LIMIT_S = 2.0
+LIMIT_S = 4.0  # what is held up for a moment, by whatever else runs here, is no hang
 STEP = 20
 # Longer than any wait here: who does nothing is found by the watchdog, not by the lighthouse.
 SILENCE = {"heartbeat_timeout_s": 25}
@@ -24,7 +24,7 @@ def run_with_hangs(workbench: Workbench, replicas: int, hang: list[int]) -> tupl
     deeds = " ".join(f"--do {replica}:{STEP}:sleep" for replica in hang)
     job = workbench.job(
         "hung",
-        run=f"{FREE_RANK} --steps 80 {deeds}",
+        run=f"{FREE_RANK} --steps 80 {deeds} {workbench.ease(STEP + 10)}",
         replicas=replicas,
         recovery={"progress_limit_s": LIMIT_S, "startup_limit_s": 60},
         lighthouse=SILENCE,
@@ -60,11 +60,16 @@ def test_those_that_hang_are_ended_at_once_and_once_and_nobody_else(
     workbench: Workbench, replicas: int, hang: list[int]
 ) -> None:
     name, before = run_with_hangs(workbench, replicas, hang)
-    eventually(lambda: all(generation_of(workbench.status(name), replica) == 2 for replica in hang))
+    eventually(
+        lambda: all(generation_of(workbench.status(name), replica) == 2 for replica in hang), within_s=40
+    )
     if len(hang) == replicas:  # nothing is left of those that were there
         again = {(replica, 2) for replica in range(replicas)}
         eventually(lambda: live_at_the_lighthouse(workbench, name) == again, what="no ghosts")
-    after = workbench.wait_for_end(name, within_s=60)
+    for replica in hang:
+        workbench.wait_for_first_commit(name, replica, 2)
+    workbench.gate.touch()
+    after = workbench.wait_for_end(name, within_s=100)
     assert after["state"] == "SUCCEEDED", after["reason"]
     wanted = [2 if replica in hang else 1 for replica in range(replicas)]
     assert [generation_of(after, replica) for replica in range(replicas)] == wanted, (
@@ -93,19 +98,24 @@ def test_those_that_hang_are_ended_at_once_and_once_and_nobody_else(
         assert f"{hang} hang" in message
     for replica in survivors:
         gap_s = longest_gap_s(workbench.logs(name, replica=replica))
-        assert gap_s < LIMIT_S + 3, "the limit, and a moment for the next quorum"
+        assert gap_s < LIMIT_S + SILENCE["heartbeat_timeout_s"] / 2, (
+            "the limit, and a moment for the next quorum"
+        )
 
 
 def test_who_pauses_is_left_alone_until_its_pause_is_over(workbench: Workbench) -> None:
     """One group evaluates for twice the limit and says so; later it says so for a second, and never comes back."""
     job = workbench.job(
         "paused",
-        run=f"{FREE_RANK} --steps 80 --do 1:10:pause=60/{2 * LIMIT_S} --do 1:30:pause=1/3600",
+        run=f"{FREE_RANK} --steps 80 --do 1:10:pause=60/{2 * LIMIT_S} --do 1:30:pause=1/3600 "
+        + workbench.ease(40),
         recovery={"progress_limit_s": LIMIT_S, "startup_limit_s": 60},
         lighthouse=SILENCE,
     )
     name = workbench.up(job)
-    after = workbench.wait_for_end(name, within_s=60)
+    workbench.wait_for_first_commit(name, 1, 2)
+    workbench.gate.touch()
+    after = workbench.wait_for_end(name, within_s=100)
     assert after["state"] == "SUCCEEDED", after["reason"]
     assert [record["step"] for record in after["recoveries"]] == [30], "a pause is no hang, until it is over"
     assert [generation_of(after, replica) for replica in range(3)] == [1, 2, 1]
@@ -121,7 +131,7 @@ def test_a_pause_inside_of_another_takes_nothing_from_it(workbench: Workbench) -
         recovery={"progress_limit_s": LIMIT_S, "startup_limit_s": 60},
     )
     name = workbench.up(job)
-    after = workbench.wait_for_end(name, within_s=60)
+    after = workbench.wait_for_end(name, within_s=100)
     assert after["state"] == "SUCCEEDED", after["reason"]
     assert generation_of(after, 0) == 1, "the outer pause was not over"
 
@@ -136,7 +146,7 @@ def test_where_all_wait_for_each_other_for_ever_all_are_ended_once(workbench: Wo
         recovery={"progress_limit_s": limit_s, "startup_limit_s": 60},
     )
     name = workbench.up(job)
-    after = workbench.wait_for_end(name, within_s=60)
+    after = workbench.wait_for_end(name, within_s=100)
     assert after["state"] == "SUCCEEDED", after["reason"]
     assert [generation_of(after, replica) for replica in range(2)] == [2, 2]
     events = workbench.events(name)

@@ -193,6 +193,25 @@ def test_a_crash_loop_on_one_host_spends_one_budget_and_the_run_goes_on_without_
 
 
 @pytest.mark.slow
+def test_a_command_that_never_runs_on_one_of_two_hosts_is_given_up_after_three_tries(
+    workbench: Workbench,
+) -> None:
+    # The second host lacks the program; the first one's rank waits for it.
+    run = 'cd / && if [ "$RANK" = 1 ]; then trian --all; else sleep 100; fi'
+    recovery = {"max_restarts": 8, "backoff_s": 0.1}
+    job = workbench.job("vain", run=run, replicas=1, ranks_per_replica=2, recovery=recovery)
+    ended = workbench.wait_for_end(workbench.up(job, "--hosts", "2"))
+
+    assert (ended["state"], ended["exit_code"]) == ("FAILED", 4)
+    line = "exit code 127: bash: line 1: trian: command not found"
+    assert f"its command cannot be started, 3 times in a row: {line}" in ended["reason"]
+    assert [group["restarts"] for group in ended["groups"]] == [2], "not all of its restarts"
+    given = [event for event in workbench.events("vain") if event["event"] == "group_given_up"]
+    assert [(event["cause"], event["error"]) for event in given] == [("cannot_start", line)]
+    assert line in workbench.cli("events", "vain").stdout
+
+
+@pytest.mark.slow
 def test_a_group_is_done_when_its_ranks_on_all_hosts_are(workbench: Workbench) -> None:
     # Rank 1 is done long before rank 0 dies: it has to do the rest again.
     name = wide(workbench, "done", run=f"{FREE_RANK} --steps 60 --do 1/0:55:sleep=6 --do 1/0:56:kill")

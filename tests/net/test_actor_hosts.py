@@ -120,12 +120,12 @@ def test_a_host_whose_cable_is_pulled_is_lost_on_both_sides_within_its_silence(s
     assert heard[0] == "failure host-1 (2, 3)", heard
     assert heard[1].startswith("lost"), heard
     assert "host-1 is lost: nothing was heard of it for 8 s" in heard[1]
-    assert took_s < SILENCE_S + 4, took_s
+    assert took_s < SILENCE_S + 20, took_s  # the kernel alone would try for a quarter of an hour
     assert read(program) == "left goes on"
     # Its two processes; the one that serves it waits for the next program.
     eventually(
         lambda: len(with_variable("ACTORS_TEST_MARK", f"{os.getpid()}-net")) <= before - 2,
-        within_s=SILENCE_S + 5,
+        within_s=SILENCE_S + 20,
         what="what ran on the host has ended, though nobody could tell it",
     )
 

@@ -100,8 +100,14 @@ def test_groups_on_hosts_that_only_dial_out_average_heal_and_outlive_one_of_them
     # One group is killed inside of an outer average, comes back as its next generation, and gets the others' state.
     scene.wait_for_step(2 * LOCAL, range(HOSTS), START_S)
     eventually(lambda: scene.synced(DIES, 2), within_s=60, every_s=0.25, what="the group is back")
-    (recovery,) = (one for one in scene.bench.status(scene.far.name)["recoveries"] if one["replica"] == DIES)
-    assert recovery["heal_bytes"] >= 4 * BALLAST, recovery
+
+    def healed() -> bool:  # the ranks' own logs are ahead of what the controller hears
+        recoveries = scene.bench.status(scene.far.name)["recoveries"]
+        (recovery,) = (one for one in recoveries if one["replica"] == DIES)
+        assert (recovery["heal_bytes"] or 0) >= 4 * BALLAST, recovery
+        return True
+
+    eventually(healed, what="its recovery is told with what it got")
     scene.wait_for_step(scene.newest(0) + 2 * LOCAL, range(HOSTS), 60)
 
     # All streams break at once where the relay dies. Nobody is restarted: the averages are tried again by the next one.
@@ -123,7 +129,9 @@ def test_groups_on_hosts_that_only_dial_out_average_heal_and_outlive_one_of_them
     print(f"{time.monotonic() - began:.1f} s from the loss of a host to three rounds without it")
 
     last = max(scene.newest(0), scene.newest(DIES)) + 3 * LOCAL
-    (scene.bench.folder / "stop").write_text(str(last))
+    fresh = scene.bench.folder / "stop.new"  # whoever sees the file is to see all of it
+    fresh.write_text(str(last))
+    fresh.replace(scene.bench.folder / "stop")
     scene.wait_for_step(last, {0, DIES}, 60)
     scene.net.plug(LOST)  # it is told to end
 
@@ -135,7 +143,10 @@ def test_groups_on_hosts_that_only_dial_out_average_heal_and_outlive_one_of_them
                 digests.setdefault(event["step"], set()).add(event["digest"])
     assert {step for step, found in digests.items() if len(found) > 1} == set()
     assert [event["members"] for event in scene.synced(0)][-1] == [0, DIES]
-    told = scene.bench.status(scene.far.name)["tunnel_bytes"]
+    told = eventually(
+        lambda: (found := scene.bench.status(scene.far.name)["tunnel_bytes"]) > 8 * 4 * BALLAST and found,
+        what="what has passed is told",
+    )
     passed = scene.passed()
-    assert 8 * 4 * BALLAST < told <= sum(one["sent"] + one["received"] for one in passed.values())
+    assert told <= sum(one["sent"] + one["received"] for one in passed.values())
     assert set(passed) == {f"{scene.far.name}-h{number}" for number in range(HOSTS)}, passed

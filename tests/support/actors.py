@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import sys
 import threading
 import time
@@ -22,6 +23,14 @@ from sky_monarch.actor import (
 )
 
 LIMIT_S = 20
+
+
+def wait_for(path: str) -> None:
+    """Wait until there is such a file."""
+    end = time.monotonic() + 3 * LIMIT_S
+    while not Path(path).exists():
+        assert time.monotonic() < end, f"nobody has made {path}"
+        time.sleep(0.005)
 
 
 class Echo(Actor):
@@ -101,6 +110,11 @@ class Plain(Actor):
         return self.most
 
     @endpoint
+    def stay_until(self, path: str) -> None:
+        """Stay until there is such a file."""
+        wait_for(path)
+
+    @endpoint
     def pid(self) -> int:
         return os.getpid()
 
@@ -117,29 +131,50 @@ class Busy(Actor):
         self.running = 0
         self.most = 0
         self.cancelled = 0
+        self.hanging = 0
         self.release = asyncio.Event()
 
-    async def _stay(self, s: float) -> int:
+    @endpoint
+    async def alone(self, s: float) -> int:
         self.running += 1
         self.most = max(self.most, self.running)
         await asyncio.sleep(s)
         self.running -= 1
         return self.most
 
+    @concurrent_endpoint
+    async def together(self, count: int) -> int:
+        """Stay until so many are here at a time."""
+        self.running += 1
+        self.most = max(self.most, self.running)
+        async with asyncio.timeout(LIMIT_S):
+            while self.most < count:
+                await asyncio.sleep(0.005)
+        self.running -= 1
+        return self.most
+
     @endpoint
-    async def alone(self, s: float) -> int:
-        return await self._stay(s)
+    async def hold(self) -> str:
+        """Stay until it is let go."""
+        await self.release.wait()
+        return "let go"
 
     @concurrent_endpoint
-    async def together(self, s: float) -> int:
-        return await self._stay(s)
+    async def let_go(self) -> None:
+        self.release.set()
 
     @endpoint(concurrent=True)
     def status(self) -> str:
         return "here"
 
+    @concurrent_endpoint
+    async def hangs(self) -> bool:
+        """Whether one is in :meth:`hang`."""
+        return self.hanging > 0
+
     @endpoint
     async def hang(self) -> None:
+        self.hanging += 1
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
@@ -173,6 +208,121 @@ class Caller(Actor):
         await asyncio.sleep(s)
 
 
+class PeculiarError(Exception):
+    """Whose own code fails, in the ways that are worst."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(how)
+        self.how = how
+
+    def __str__(self) -> str:
+        if self.how == "str":
+            raise KeyboardInterrupt("in __str__")
+        return self.how
+
+    def __reduce__(self) -> Any:
+        if self.how == "reduce":
+            sys.exit(3)
+        return dict, () if self.how == "other" else ((),)
+
+
+class Troubled(Actor):
+    """Fails in ways that must not end it, nor leave its caller waiting."""
+
+    @endpoint
+    def fail(self, how: str) -> None:
+        raise PeculiarError(how)
+
+    @endpoint
+    def fail_from(self, is_cause: bool) -> None:
+        try:
+            raise KeyError("inner")
+        except KeyError as error:
+            if is_cause:
+                raise ValueError("outer") from error
+            raise ValueError("outer")  # noqa: B904
+
+    @endpoint
+    def answer_without_files(self) -> bytes:
+        self.limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, self.limits[1]))
+        return bytes(1 << 20)
+
+    @endpoint
+    def work(self) -> str:
+        if hasattr(self, "limits"):
+            resource.setrlimit(resource.RLIMIT_NOFILE, self.limits)
+        return "done"
+
+
+class TroubledLater(Troubled):
+    """The same on a loop."""
+
+    @endpoint
+    async def answer_without_files_later(self) -> bytes:
+        return self.answer_without_files()
+
+
+class Mixed(Actor):
+    """Functions and coroutines, and what they may wait for."""
+
+    def __init__(self, path: str = "") -> None:
+        self.path = path
+        self.loop: Any = None
+        self.released = threading.Event()
+
+    @endpoint
+    def run_loop(self) -> int:
+        async def later() -> int:
+            await asyncio.sleep(0.01)
+            return 5
+
+        return asyncio.run(later())
+
+    @endpoint
+    async def nothing(self) -> None:
+        self.loop = asyncio.get_running_loop()
+
+    @concurrent_endpoint
+    async def aside(self) -> str:
+        return "aside"
+
+    @endpoint
+    async def await_itself(self, mesh: Any) -> None:
+        await mesh.nothing.call_one()
+
+    @endpoint
+    async def await_aside(self, mesh: Any) -> str:
+        return await mesh.aside.call_one()
+
+    @concurrent_endpoint
+    async def await_other(self, mesh: Any) -> None:
+        await mesh.nothing.call_one()
+
+    @endpoint
+    def run_awaiting(self, mesh: Any) -> None:
+        async def awaiting() -> None:
+            await mesh.aside.call_one()
+
+        asyncio.run(awaiting())
+
+    @endpoint(concurrent=True)
+    def wait_for_release(self) -> bool:
+        return self.released.wait(LIMIT_S)
+
+    @endpoint(concurrent=True)
+    def release(self) -> None:
+        self.released.set()
+
+    @endpoint
+    async def boom(self) -> None:
+        raise ValueError("no")
+
+    async def __cleanup__(self, error: BaseException | None) -> None:
+        same = asyncio.get_running_loop() is self.loop
+        Path(self.path).write_text(f"{error!r} {same}", encoding="utf-8")
+
+
 class Teller(Actor):
     """Sends messages without an answer, until it is told that nobody hears them."""
 
@@ -202,7 +352,7 @@ class Narcissus(Actor):
 class Owner(Actor):
     """Spawns processes and is told of their ends."""
 
-    def __init__(self, handles: bool = True) -> None:
+    def __init__(self, handles: bool | None = True) -> None:
         self.handles = handles
         self.failures: list[tuple[float, MeshFailure]] = []
 
@@ -226,6 +376,8 @@ class Owner(Actor):
 
     def __supervise__(self, failure: MeshFailure) -> bool:
         self.failures.append((time.monotonic(), failure))
+        if self.handles is None:
+            sys.exit(3)
         return self.handles
 
 
@@ -304,6 +456,12 @@ class Counter(Actor):
         for number in range(n):
             port.send(number)
         port.exception(StopIteration("that is all"))
+
+    @endpoint
+    def flood(self, port: Any, n: int) -> int:
+        for number in range(n):
+            port.send(number)
+        return n
 
     @endpoint
     def rank(self) -> int:

@@ -7,18 +7,21 @@ import ctypes
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from sky_monarch.actor import Actor, current_rank, endpoint
+from tests.support.actors import wait_for
 
 
 class Stuck(Actor):
     """Stays where it is told to."""
 
     @endpoint
-    def sleep_in_here(self, s: float, rank: int | None = None) -> int:
+    def stay_in_here(self, path: str, rank: int | None = None) -> int:
         if rank is None or current_rank().rank == rank:
-            time.sleep(s)
+            while not Path(path).exists():
+                time.sleep(0.05)
         return current_rank().rank
 
     @endpoint
@@ -77,16 +80,25 @@ class Group(Actor):
     """Stands for a replica group that trains."""
 
     @endpoint
-    def work(self, stay_s: float, fails: tuple[int, int], dies: bool = False) -> tuple[str, str, str]:
-        """Work for so long; group ``fails[0]`` fails at once in its first ``fails[1]`` generations."""
+    def work(self, gate: str, fails: tuple[int, int], opens: int, dies: bool = False) -> tuple[str, str, str]:
+        """Work.
+
+        Args:
+            gate: A file. Until it is there the others work.
+            fails: Group ``fails[0]`` fails at once in its first ``fails[1]`` generations.
+            opens: The generation of that group which makes the file.
+            dies: It fails by its end.
+        """
         replica, generation = int(os.environ["REPLICA_GROUP_ID"]), int(os.environ["SKY_MONARCH_GENERATION"])
         if replica == fails[0]:
+            if generation >= opens:
+                Path(gate).touch()
             if generation <= fails[1]:
                 if dies:
                     os._exit(9)
                 raise ValueError(f"generation {generation} cannot work")
         else:
-            time.sleep(stay_s)
+            wait_for(gate)
         return os.environ["TORCHFT_LIGHTHOUSE"], os.environ["NUM_REPLICA_GROUPS"], os.environ["RANK"]
 
 

@@ -174,9 +174,11 @@ def main() -> None:
 
 def replaced_rank() -> None:
     """A rank of a job whose communicator hangs in its first generation, abort and all."""
+    operation_s = 20.0
     if os.environ["SKY_MONARCH_GENERATION"] == "1":
         os.environ["SKY_DOUBLE_CCL_FAULT"] = "abort-hang"
-    comm = Communicator(Communicator.new_id(), rank=0, ranks=1, operation_s=0.3, abort_s=0.5)
+        operation_s = 0.3
+    comm = Communicator(Communicator.new_id(), rank=0, ranks=1, operation_s=operation_s, abort_s=0.5)
     comm.all_reduce(floats(1.0))
     comm.wait()
     comm.close()

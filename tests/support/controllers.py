@@ -84,7 +84,8 @@ class ControllerRun:
                     {"name": name, "groups": groups, "provisioned": name in provisioned}
                     for name, groups in (hosts or {"local": list(range(spec.replicas))}).items()
                 ],
-                "limits": limits or {},
+                # Nobody is lost because nobody comes, or because a machine is busy, unless that is what is tested.
+                "limits": {"agent_lost_s": 3600.0, **(limits or {})},
                 "collect_s": collect_s,
                 "choices": choices,
             },
@@ -132,7 +133,7 @@ class ControllerRun:
         if self.process is not None and self.process.poll() is None:
             self.process.terminate()
             try:
-                self.process.wait(10)
+                self.process.wait(60)
             except subprocess.TimeoutExpired:
                 self.kill()
                 raise

@@ -103,11 +103,12 @@ class FakeProvider:
     def status(self, clusters: Sequence[str]) -> dict[str, Seen]:
         self.asked.append(tuple(clusters))
         found = {}
-        for cluster in clusters:
-            scripted = self.answers.get(cluster)
-            found[cluster] = (
-                scripted.pop(0) if scripted else Seen.UP if cluster in self.clusters else Seen.GONE
-            )
+        with self._lock:
+            for cluster in clusters:
+                scripted = self.answers.get(cluster)
+                found[cluster] = (
+                    scripted.pop(0) if scripted else Seen.UP if cluster in self.clusters else Seen.GONE
+                )
         return found
 
     def down(self, cluster: str, *, stop: threading.Event) -> None:
@@ -126,14 +127,16 @@ class FakeProvider:
         return ""
 
     def notices(self) -> list[Notice]:
-        found, self._notices = self._notices, []
+        with self._lock:
+            found, self._notices = self._notices, []
         return found
 
     def notice(self, host: str, reason: str, attempt: int = 0) -> None:
         """Say unasked that a host is gone."""
-        for cluster in self.found(host):
-            self.clusters.pop(cluster, None)
-        self._notices.append(Notice(host=host, attempt=attempt, reason=reason))
+        with self._lock:  # a status in between would be the first to say so
+            for cluster in self.found(host):
+                self.clusters.pop(cluster, None)
+            self._notices.append(Notice(host=host, attempt=attempt, reason=reason))
 
     def close(self) -> None:
         pass

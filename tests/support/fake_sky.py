@@ -65,19 +65,20 @@ class FakeSky:
             self.unanswered += 1
             raise AWAY
 
-    def _ask(self, name: str, cluster: str) -> str:
+    def _ask(self, name: str, cluster: str, result: Any = None) -> str:
         self._answer()
         with self._lock:
             request_id = f"request-{len(self.requests)}"
-            self.requests[request_id] = Request(name, cluster)
+            self.requests[request_id] = Request(name, cluster, result=result)
             self.calls.append(name)
         return request_id
 
     def _known(self, request_id: str) -> Request:
         self._answer()
-        if request_id not in self.requests:
+        request = self.requests.get(request_id)  # looked up once: a test may take all of them away
+        if request is None:
             raise error(f"no request {request_id}", "RequestNotFound")
-        return self.requests[request_id]
+        return request
 
     def finish(self, request: Request) -> None:
         """A request ends, if it may."""
@@ -99,7 +100,7 @@ class FakeSky:
 
     def find_launch(self, cluster: str, since_ms: int) -> str | None:
         self._answer()
-        for request_id, request in reversed(self.requests.items()):
+        for request_id, request in reversed(list(self.requests.items())):  # others ask meanwhile
             if (request.name, request.cluster) == ("launch", cluster) and request.created_ms >= since_ms:
                 return request_id
         return None
@@ -110,7 +111,8 @@ class FakeSky:
     def set_up_anew(self) -> None:
         """It forgets all that it knew; clusters stand as they did."""
         self.standing |= self.up
-        self.up, self.requests = {}, {}
+        self.requests = {}  # first: one that remembers a cluster, and does not have it, says that it is gone
+        self.up = {}
 
     def is_done(self, request_id: str) -> bool:
         request = self._known(request_id)
@@ -145,7 +147,7 @@ class FakeSky:
         return self._ask("down", cluster)
 
     def status(self, clusters: Sequence[str], *, refresh: bool) -> str:
-        request_id = self._ask("status", ",".join(clusters))
+        self._answer()
         if refresh:
             for name in self.taken & set(clusters or self.up):
                 self.up.pop(name, None)
@@ -154,8 +156,7 @@ class FakeSky:
             for name in clusters or list(self.up)
             if name in self.up
         ]
-        self.requests[request_id].result = found
-        return request_id
+        return self._ask("status", ",".join(clusters), found)
 
     def clusters(self, request_id: str) -> list[Cluster]:
         found: list[Cluster] = self._known(request_id).result

@@ -7,8 +7,9 @@ with it, and where, is said on its command line::
     free_rank.py --steps 120 --step-s 0.05 --do 1:30:exit=3 --do 1:30:raise
 
 Each ``--do REPLICA[/RANK]:STEP:WHAT`` happens in that rank (0 where none is named), in its first generation
-only unless WHAT ends in ``!``. Asked to leave, it dies of SIGTERM; with ``--heed`` it finishes its step first, as
-a session does.
+only unless WHAT ends in ``!``. With ``--ease STEP:FILE`` steps take half a second from STEP on, until FILE is
+there: what a test does meanwhile does not come after the end. Asked to leave, it dies of SIGTERM; with
+``--heed`` it finishes its step first, as a session does.
 """
 
 from __future__ import annotations
@@ -30,11 +31,17 @@ from sky_monarch.actors.lighthouse_client import LighthouseClient
 from sky_monarch.errors import ChannelClosedError, ChannelError
 from sky_monarch.standby import wait_for_promotion
 
+_EASE_S = 0.5
+_AWAIT_S = 60.0
+
 
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--step-s", type=float, default=0.05)
+    parser.add_argument(
+        "--ease", default="", help="from which step on to take half a second, until which file"
+    )
     parser.add_argument("--do", action="append", default=[])
     parser.add_argument("--quorum-timeout-s", type=float, default=20.0)
     parser.add_argument("--heed", action="store_true")
@@ -80,7 +87,7 @@ def main() -> int:
             return 0
         act(mine.get(step), agent)
         if lighthouse is None:
-            time.sleep(options.step_s)
+            work(step, options.step_s, options.ease)
             step += 1
             agent.committed(step)
             continue
@@ -92,7 +99,7 @@ def main() -> int:
             step = newest
             if step >= options.steps:
                 break
-        time.sleep(options.step_s)
+        work(step, options.step_s, options.ease)
         step += 1
         members = len(quorum["participants"])
         agent.committed(
@@ -105,6 +112,12 @@ def main() -> int:
     print(f"rank {rank} of replica {replica} is done at step {step}")
     ears.close()
     return 0
+
+
+def work(step: int, step_s: float, ease: str) -> None:
+    """Take the time of a step."""
+    since, _, until = ease.partition(":")
+    time.sleep(step_s if not until or step < int(since) or os.path.exists(until) else _EASE_S)  # noqa: PTH110
 
 
 def ask(lighthouse: LighthouseClient, name: str, step: int, *, timeout_s: float) -> dict[str, Any]:
@@ -184,6 +197,10 @@ def act(what: str | None, agent: AgentClient | None = None) -> None:
             agent.pause("evaluation", limit_s)
             time.sleep(away_s)
             agent.pause("evaluation", 0.0)
+        case ("await", _, path):
+            deadline = time.monotonic() + _AWAIT_S
+            while not os.path.exists(path) and time.monotonic() < deadline:  # noqa: PTH110
+                time.sleep(0.01)
         case ("stop", _, _):
             os.kill(os.getpid(), signal.SIGSTOP)
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import os
+import socket
 import socketserver
 import threading
 import time
@@ -21,7 +23,8 @@ from urllib.parse import parse_qs, urlsplit
 from tests.support.waiting import eventually
 
 TOKEN = "t0ken-of-this-run"
-RUN_ID = "demo-20261130-080000-beef"
+#: Of this process: tests look for what is left of their run on the whole machine, where others have theirs.
+RUN_ID = f"demo-20261130-080000-{os.getpid() % 0x10000:04x}"
 
 
 class HostsController:
@@ -80,8 +83,17 @@ class HostsController:
             with self._news:
                 for connection in list(self._open):
                     with contextlib.suppress(OSError):
-                        connection.shutdown(2)
+                        connection.shutdown(socket.SHUT_RDWR)
                 self._news.notify_all()
+
+    def taken(self) -> None:
+        """Wait until whoever asks has acted on all that is wanted: it asks for what is newer."""
+
+        def asks_for_more() -> bool:
+            with self._news:
+                return bool(self.asked_after) and self.asked_after[-1] == self._version
+
+        eventually(asks_for_more, what="all that is wanted is taken")
 
     def forget_versions(self) -> None:
         """A controller that was started again counts from the beginning."""
@@ -195,7 +207,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         super().setup()
-        self.controller._open.add(self.request)
+        with self.controller._news:
+            self.controller._open.add(self.request)
+            if self.controller._server is not self.server:  # it died after it had taken this connection
+                with contextlib.suppress(OSError):
+                    self.request.shutdown(socket.SHUT_RDWR)
 
     def finish(self) -> None:
         self.controller._open.discard(self.request)

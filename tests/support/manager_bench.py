@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Literal
 
 from sky_monarch.actors.lighthouse_control import LighthouseControl
+from tests.support.ports import reserved
 from tests.support.runs import ROOT
 from tests.support.waiting import eventually
 
@@ -34,9 +34,8 @@ class Bench:
             "TORCHFT_QUORUM_RETRIES": "3",
         }
         self.farm = self._spawn("tests.support.manager_farm", str(self.logs), stdin=subprocess.PIPE)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{free.getsockname()[1]}"
+        self._port = reserved()
+        self.address = f"127.0.0.1:{self._port.getsockname()[1]}"
         self.lighthouse = self.start_lighthouse()
         assert self._farm_says() == "ready"
 
@@ -132,3 +131,4 @@ class Bench:
         for process in (self.farm, self.lighthouse):
             process.kill()
             process.communicate(timeout=20)
+        self._port.close()

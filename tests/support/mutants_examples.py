@@ -10,7 +10,7 @@ EXAMPLES = [
         "        self._make_again(ranks, end)\n",
         "        del end\n",
         "test_actor_examples.py::test_the_work_goes_on_after_a_rank_was_lost_and_comes_out_right",
-        "adders.load gave no answer",
+        "there is no such actor in this process",
     ),
     replaced(
         "actors/far_host.py",

@@ -22,7 +22,7 @@ SCALED = [
         "        self._agents.place(hosts)\n",
         "",
         f"{_RUNS}test_groups_are_added_and_leave_in_order_and_a_new_controller_knows_how_many",
-        "not within 20 s",
+        "not within 60 s",
     ),
     replaced(
         "provision/provider.py",

@@ -73,7 +73,7 @@ WATCHED = [
     left_out(
         "stay_in_quorum",
         f"{_HOSTS}test_a_host_that_saves_before_it_goes_holds_nobody_up",
-        "< 3",
+        "< LONGEST_GAP_S",
     ),
     replaced(
         "controller/__main__.py",

@@ -89,6 +89,18 @@ WIDE = [
         new="        if False:\n",
     ),
     _policy(
+        "test_a_command_that_never_runs_is_given_up_after_three_tries_whatever_is_left_of_the_budget",
+        "assert",
+        "        if span.never_ran is not None and vain >= _MOST_TRIES:\n",
+        "        if False:\n",
+    ),
+    _policy(
+        "test_only_tries_in_a_row_that_no_lost_host_has_ended_count_as_vain",
+        "assert",
+        "        vain = 0 if span.free or span.never_ran is None else span.vain + 1\n",
+        "        vain = 0 if span.never_ran is None else span.vain + 1\n",
+    ),
+    _policy(
         "test_restarts_without_progress_wait_longer_each_time",
         "assert",
         "        self._with_span(group, fruitless=fruitless + 1, resting=delay_s > 0)\n",

@@ -28,6 +28,16 @@ def is_alive(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] not in {"Z", "X"}
 
 
+def is_stopped(pid: int) -> bool:
+    """True once every thread of ``pid`` stands still: a signal that stops it takes a moment."""
+    return {text.rpartition(")")[2].split()[0] for text in _of_threads(pid, "stat")} == {"T"}
+
+
+def threads_of(pid: int) -> list[str]:
+    """Names of its threads."""
+    return [name.rstrip("\n") for name in _of_threads(pid, "comm")]
+
+
 def send(to: Iterable[int], number: signal.Signals) -> None:
     """Send a signal to each of them that is still there: what was listed a moment ago may have ended since."""
     wanted = list(to)
@@ -44,11 +54,17 @@ def parent_of(pid: int) -> int:
 
 def children_of(pid: int) -> set[int]:
     """Its children, of all its threads."""
-    return {
-        int(child)
-        for one in Path(f"/proc/{pid}/task").glob("*/children")
-        for child in one.read_text().split()
-    }
+    return {int(child) for text in _of_threads(pid, "children") for child in text.split()}
+
+
+def _of_threads(pid: int, name: str) -> list[str]:
+    """What that file of each thread holds; nothing of those that end meanwhile."""
+    found = []
+    with suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError):
+                found.append((thread / name).read_text())
+    return found
 
 
 def pids() -> list[int]:

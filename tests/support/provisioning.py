@@ -21,7 +21,7 @@ from tests.support.hosts_controller import RUN_ID, TOKEN, HostsController
 ROOT = Path(__file__).resolve().parents[2]
 #: Everything that waits in life waits for a moment.
 QUICK: dict[str, Any] = {
-    "hold_s": 0.001,
+    "hold_s": 1e-6,
     "backoff_s": 0.02,
     "backoff_max_s": 0.05,
     "status_s": 0.1,

@@ -11,6 +11,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.support.processes import is_stopped, threads_of
+from tests.support.waiting import eventually
+
 REPO = Path(__file__).parents[2]
 SECRET = "the secret of the tests"
 
@@ -81,6 +84,16 @@ class Owner:
     def ask(self, **words: Any) -> Any:
         self.tell(**words)
         return self.hear()
+
+    def stop(self) -> None:
+        """Let it stand still, and see that it does."""
+        self.process.send_signal(signal.SIGSTOP)
+        eventually(lambda: is_stopped(self.pid), what="it stands still")
+
+    @property
+    def serves(self) -> bool:
+        """Whether anybody is connected to it."""
+        return "rdma-serve" in threads_of(self.pid)
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)

@@ -110,6 +110,15 @@ class Workbench:
         path.write_text(json.dumps(document, indent=1) + "\n" + textwrap.dedent(extra), encoding="utf-8")
         return path
 
+    @property
+    def gate(self) -> Path:
+        """The file at which :meth:`ease` ends."""
+        return self.folder / "go"
+
+    def ease(self, step: int) -> str:
+        """Words for a free rank that takes its time from ``step`` on, until :attr:`gate` is there."""
+        return f"--ease {step}:{self.gate}"
+
     @contextmanager
     def shell(self) -> Iterator[None]:
         """In this process, with the environment of :attr:`env` and nothing else."""
@@ -196,6 +205,16 @@ class Workbench:
         """Live processes of that run."""
         return with_variable("SKY_MONARCH_RUN_ID", self.run_folder(name).name)
 
+    def wait_for_first_commit(self, name: str, replica: int, generation: int) -> None:
+        """Wait until that generation trains: with the others, which must not be at their end before."""
+        wanted = {"event": "first_commit", "replica": replica, "generation": generation}
+        eventually(
+            lambda: any(wanted.items() <= event.items() for event in self.events(name)),
+            within_s=60,
+            every_s=0.05,
+            what=f"generation {generation} of replica {replica} commits",
+        )
+
     def pids_spawned(self, name: str, rank: int = 0) -> dict[int, list[int]]:
         """Every pid that this rank of each group has had, in order."""
         spawned: dict[int, list[int]] = {}
@@ -203,6 +222,12 @@ class Workbench:
             if event["event"] == "rank_spawned" and event["rank"] == rank:
                 spawned.setdefault(event["replica"], []).append(event["pid"])
         return spawned
+
+    def running_pid(self, name: str, replica: int, rank: int = 0) -> int:
+        """Pid of a rank, once it is known: what the rank itself does is seen before that."""
+        return eventually(
+            lambda: pid_of(self.status(name), replica, rank), what=f"replica {replica} has a pid"
+        )
 
     def kill_agent_for_good(self, name: str) -> None:
         """SIGKILL the head's agent and the keeper that would start it again."""

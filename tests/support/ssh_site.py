@@ -11,17 +11,11 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.support.ports import reserved
 from tests.support.waiting import eventually
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin")
 _SEPARATION = Path("/run/sshd")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @contextlib.contextmanager
@@ -42,7 +36,8 @@ def ssh_site(folder: Path, host: str) -> Iterator[Path]:
             ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True, timeout=30
         )
     (folder / "authorized").write_bytes((folder / "client_key.pub").read_bytes())
-    port = _free_port()
+    held = reserved()
+    port: int = held.getsockname()[1]
     (folder / "sshd_config").write_text(
         f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder}/host_key\nPidFile none\n"
         f"AuthorizedKeysFile {folder}/authorized\nStrictModes no\nUsePAM no\nPasswordAuthentication no\n"
@@ -73,6 +68,7 @@ def ssh_site(folder: Path, host: str) -> Iterator[Path]:
         server.terminate()
         server.wait(10)
         log.close()
+        held.close()
         if made:
             with contextlib.suppress(OSError):
                 _SEPARATION.rmdir()

@@ -2,13 +2,14 @@
 
 ``python -m tests.support.staged [--leave-out push|heal] [--slow-saves] [--deal] GATE script.py args``: each step
 takes a quarter of a second while the file GATE does not exist; while ``GATE.hang-REPLICA`` does, that replica
-hangs. ``--slow-saves`` lets each checkpoint take half a second until then, so that something can happen meanwhile; with
-``--deal`` a sampler deals out batches, whatever the script makes of them. What is left out, a test must notice: it
-is a mutant.
+hangs. ``--slow-saves`` lets each checkpoint take half a second until then, and none come to its end while ``GATE.hold``
+is there (``GATE.held-REPLICA`` says that one is held), so that something can happen meanwhile; with ``--deal`` a
+sampler deals out batches, whatever the script makes of them. What is left out, a test must notice: it is a mutant.
 """
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
 import time
@@ -38,6 +39,9 @@ def slow_saves(gate: Path) -> None:
     def slowly(self, *arguments, **named):
         if not gate.exists():
             time.sleep(SAVE_S)
+        while Path(f"{gate}.hold").exists():
+            Path(f"{gate}.held-{os.environ['REPLICA_GROUP_ID']}").touch()
+            time.sleep(0.02)
         return publish(self, *arguments, **named)
 
     CheckpointFolder.publish = slowly

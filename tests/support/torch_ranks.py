@@ -43,14 +43,20 @@ def rank(log: str, options: dict[str, Any]) -> None:
 
     Options: ``steps``; ``seed`` of the initial parameters; ``die_at``: SIGKILL itself in the middle of the
     collectives of that step; ``sleep_s`` a step; ``average_first``: with a call of its own; ``uneven``: rank ``k`` has
-    ``k + 1`` samples, each with a gradient of ``k + 1``.
+    ``k + 1`` samples, each with a gradient of ``k + 1``; ``start``: the file before which nobody takes a step;
+    ``ease``: the step from which on each takes a quarter of a second, until that file is there; ``linger_s``: how long
+    it stays for others once it is done.
     """
     import torch
     from torch import nn
 
+    import sky_monarch.training.session
     from sky_monarch.training import Session, Timeouts, seed_everything
 
     write = journal(log)
+    if "linger_s" in options:
+        sky_monarch.training.session._LINGER_ALONE_S = options["linger_s"]
+    since, until = options.get("ease", (0, None))
     torch.set_num_threads(1)
     seed_everything(options.get("seed", 0))
     model = nn.ModuleDict({"net": nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 4))})
@@ -83,10 +89,13 @@ def rank(log: str, options: dict[str, Any]) -> None:
         write("entered", pid=os.getpid())
         if "die_at" in options:
             die_in_collective(session, options["die_at"])
+        while "start" in options and not Path(options["start"]).exists():
+            time.sleep(0.01)
         while session.running:
             step = session.step
             x = torch.randn(8, 16, generator=session.generator())
-            time.sleep(options.get("sleep_s", 0.0))
+            eases = until is not None and step >= since and not Path(until).exists()
+            time.sleep(0.25 if eases else options.get("sleep_s", 0.0))
             samples = session.rank + 1 if options.get("uneven") else None
             loss = model["net"](x).square().mean() + model.get_parameter("ones").sum() * (samples or 1)
             loss.backward()
@@ -147,8 +156,8 @@ def mesh_member(log: str, folder: str, number: int, cascade: bool) -> None:
     while not store_file.exists():
         time.sleep(0.01)
     address = store_file.read_text()
-    timeout_s = 20 if cascade else 5
-    group = ResilientGloo(timeout=timedelta(seconds=timeout_s), connect_timeout=timedelta(seconds=4))
+    timeout_s = 30 if cascade else 10
+    group = ResilientGloo(timeout=timedelta(seconds=timeout_s), connect_timeout=timedelta(seconds=timeout_s))
     if not cascade:
         group._cut = lambda mesh, why: None
 

@@ -18,8 +18,9 @@ from sky_monarch.training.checkpoint.uploading import Uploader
 TAKES = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
 
 
+@pytest.mark.parametrize("asks", ["when it is taken", "just before"])
 def test_a_save_that_asks_what_is_in_use_takes_no_checkpoint_from_its_uploader(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks: str
 ) -> None:
     folder, name = CheckpointFolder(tmp_path / "here"), name_of(7, "0f0f0f0f")
     tmp = folder.begin(name)
@@ -38,15 +39,26 @@ def test_a_save_that_asks_what_is_in_use_takes_no_checkpoint_from_its_uploader(
 
     store = Watched("memory://attic", cancelled=threading.Event())
     uploader = Uploader(folder, store, keep=1, done=done.append, failed=lambda _, why: errors.append(why))
-    lock = fcntl.lockf
-    asked = iter([True])
+    lock, look = fcntl.lockf, Uploader._is_locked
+    asked, taken = iter([True]), threading.Event()
 
     def at_that_moment(fd: int, how: int) -> None:
         lock(fd, how)
-        if next(asked, False):
+        if asks == "when it is taken" and next(asked, False):
             assert uploader.in_use() == {name}
+        taken.set()
+
+    def looked_at_too_late(uploader: Uploader, what: str) -> bool:
+        if next(asked, False):
+            (folder.path / name / ".upload.lock").touch()
+            uploader.wake()
+            assert not taken.wait(0.5), "it is taken when nobody is about to look"
+        return look(uploader, what)
 
     monkeypatch.setattr("sky_monarch.training.checkpoint.uploading.fcntl.lockf", at_that_moment)
+    if asks == "just before":
+        monkeypatch.setattr(Uploader, "_is_locked", looked_at_too_late)
+        assert uploader.in_use() == set()
     uploader.wake()
     assert uploader.wait(30)
     assert errors == []

@@ -290,7 +290,7 @@ def test_attach_ends_with_the_run_and_shows_who_failed_and_where(cli, env, start
             reason="replica 1 was given up",
             recoveries=[recovery],
         )
-        out, err = attached.communicate(timeout=20)
+        out, err = attached.communicate(timeout=60)
     out = "".join(lines) + out
     assert attached.returncode == 4, err
     assert "[1/0] step 1\n" in out
@@ -340,7 +340,7 @@ def test_a_reader_that_leaves_is_no_error(env, start, command):
     ) as process:
         assert process.stdout.readline()
         process.stdout.close()
-        assert process.wait(20) == 141
+        assert process.wait(60) == 141
         err = process.stderr.read().decode()
     assert "Traceback" not in err
     assert "Error" not in err
@@ -356,7 +356,7 @@ def test_ctrl_c_without_a_terminal_leaves_an_attached_run_running(env, start):
     ) as attached:
         attached.stdout.readline()
         attached.send_signal(signal.SIGINT)
-        _, err = attached.communicate(timeout=20)
+        _, err = attached.communicate(timeout=60)
     assert attached.returncode == 130
     assert "the run goes on" in err
     assert folder.phase().name == "LIVE"
@@ -442,6 +442,6 @@ def test_names_of_runs_complete(env, start):
     }
     program = "import sys; sys.argv[0] = 'sky-monarch'; from sky_monarch.cli import main; main()"
     done = subprocess.run(
-        [sys.executable, "-c", program], env=asked, capture_output=True, text=True, timeout=30
+        [sys.executable, "-c", program], env=asked, capture_output=True, text=True, timeout=60
     )
     assert done.stdout.split() == ["alpha"], done.stderr

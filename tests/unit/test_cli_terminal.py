@@ -1,14 +1,18 @@
 """What Ctrl-C means on a terminal, and what a terminal shows."""
 
+import io
 import json
 import os
 import signal
 import sys
+import types
 from pathlib import Path
 
 import pexpect
 import pytest
+import typer
 
+from sky_monarch.cli import _follow, _view
 from sky_monarch.launch.folder import RunFolder, write_json
 
 DOUBLE = Path(__file__).with_name("controller_double.py")
@@ -42,7 +46,7 @@ def folder(env, tmp_path):
 def attached(folder, env):
     arguments = ["-m", "sky_monarch", "attach", "x"]
     child = pexpect.spawn(
-        sys.executable, arguments, env=env, encoding="utf-8", dimensions=(40, 140), timeout=20
+        sys.executable, arguments, env=env, encoding="utf-8", dimensions=(40, 140), timeout=60
     )
     child.expect("STEPS/S")
     yield child
@@ -100,6 +104,38 @@ def test_ctrl_c_stops_the_run_after_a_yes_or_a_second_ctrl_c(attached, folder, a
     assert code(attached) == 130
     assert folder.final["reason"] == "Ctrl-C"
     assert folder.agent() is None
+
+
+def test_ctrl_c_while_the_table_is_drawn_again_asks_again(monkeypatch):
+    """Who sees the table may press once more, though all of the answer before is not carried out yet."""
+
+    class Streams:
+        def __init__(self, *_, **__):
+            self.errors, self.status, self.open = [], None, 2
+
+        def batch(self, timeout_s):
+            raise KeyboardInterrupt
+
+        def close(self):
+            pass
+
+    class View(_view.PlainView):
+        presses = 1
+
+        def resume(self):
+            if self.presses:
+                self.presses -= 1
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(_follow, "_Streams", Streams)
+    monkeypatch.setattr(_follow, "_choice", lambda view, pressed, owner: _follow._ask(view))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("c\nd\n"))
+    run = types.SimpleNamespace(folder=None, name="x", run_id="x-1", over=False)
+    with pytest.raises((typer.Exit, KeyboardInterrupt)) as left:
+        _follow.follow(run, View())
+    assert isinstance(left.value, typer.Exit), "nobody was asked"
+    assert left.value.exit_code == 130
+    assert sys.stdin.read() == "", "both were answered"
 
 
 def test_no_color_and_dumb_terminals_are_respected(folder, env):

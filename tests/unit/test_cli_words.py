@@ -69,7 +69,7 @@ def test_what_the_system_says_is_told_without_its_number(run, tmp_path: Path) ->
     run("actor-keys", str(tmp_path / "keys"))
     key = str(tmp_path / "keys/host-0.key")
     command = [sys.executable, "-m", "sky_monarch", "actor-host", "--listen", "192.0.2.1:7", "--keys", key]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode != 0
     assert "Cannot assign requested address" in done.stderr
     assert "os error" not in done.stderr
@@ -111,7 +111,7 @@ def test_the_commands_complete_by_that(
     program = "import sys; sys.argv[0] = 'sky-monarch'; from sky_monarch.cli import main; main()"
 
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
     )
 
     assert done.stdout.split() == (["cluster"] if "--head" in words else ["open"]), done.stderr
@@ -124,7 +124,7 @@ def test_make_help_is_one_table() -> None:
         cwd=root,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=True,
     )
 

@@ -254,6 +254,25 @@ def test_gpus_per_host_lets_groups_share_hosts():
     assert any("kubectl label node NODE skypilot.co/accelerator=mi300x" in note for note in choice.notes)
 
 
+@pytest.mark.parametrize("infra", ["k8s", "slurm/c1/gpu", "azure/eastus", "local"])
+def test_a_limit_in_money_that_limits_nothing_for_want_of_a_price_is_said(infra):
+    gpus = "{}" if infra == "local" else "{accelerators: MI300X:2}"
+    said = "budget.max_usd does not limit the run"
+
+    def notes(limits):
+        return " ".join(first(f"infra: {infra}\nhead: here\nresources: {gpus}\nbudget: {limits}").notes)
+
+    assert f"{said}; write budget.max_hours, which does" in notes("{max_usd: 10}")
+    assert f"{said}; budget.max_hours does" in notes("{max_usd: 10, max_hours: 2}")
+    assert said not in notes("{max_hours: 2}")
+
+
+def test_a_limit_in_money_counts_where_a_price_is_known():
+    choice = first("infra: oci\nresources: {accelerators: MI300X:2}\nbudget: {max_usd: 10}")
+
+    assert not any("max_usd" in note for note in choice.notes)
+
+
 def test_idle_gpus_are_said():
     choice = first("infra: oci\nresources: {accelerators: MI300X:3}")
 

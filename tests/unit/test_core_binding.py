@@ -124,5 +124,5 @@ def test_a_lighthouse_address_that_is_none_is_refused(address: str) -> None:
 
 def test_a_lighthouse_that_is_not_there_is_named_without_the_secret() -> None:
     with pytest.raises(errors.ChannelTimeoutError, match=r"127\.0\.0\.1:9 .*refused") as raised:
-        _core.LighthouseClient("http://r1.g3.s3cret@127.0.0.1:9", 0.2)
+        _core.LighthouseClient("http://r1.g3.s3cret@127.0.0.1:9", 1.0)
     assert "s3cret" not in str(raised.value)

@@ -93,19 +93,22 @@ def test_copies_go_beside_the_script_and_after_what_it_had_queued(streams: Strea
     assert streams.made == 1, "the same stream again"
 
 
-def test_no_two_threads_are_on_one_stream(streams: Streams) -> None:
+def test_no_two_threads_are_on_one_stream(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     from sky_monarch.actors.device_memory import TensorCopies
 
-    streams.looks = 40
+    # No copy is done before all of them are under way.
+    all_copy = threading.Barrier(3, timeout=20)
+    monkeypatch.setattr(Event, "query", lambda event: all_copy.wait() >= 0)
     copies = TensorCopies([torch.zeros(4)])
     buffers = [torch.zeros(4) for _ in range(3)]
     threads = [threading.Thread(target=copies.fetch, args=(0, one.data_ptr(), 16)) for one in buffers]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(30)
+    assert not all_copy.broken, "they wait for each other"
     assert streams.made == 3
 
 

@@ -104,6 +104,32 @@ def test_status_shows_where_each_host_is_and_what_it_has_cost(cli, folder):
     assert (shown["cost_usd"], shown["wasted_usd"]) == (2.0, 0.5)
 
 
+def test_the_output_of_hosts_that_are_gone_is_not_called_empty(cli, folder):
+    ended(folder)
+    write_json(folder.path / "job.json", {"setup": "pip list"})
+
+    for words in ((), ("--setup",)):
+        shown = cli("logs", "x", *words)
+        assert (shown.returncode, shown.stdout) == (0, "")
+        assert "was on the run's hosts, which are gone" in shown.stderr
+        assert "`sky-monarch events` has the last lines" in shown.stderr
+
+
+def test_the_output_of_a_rehearsals_hosts_is_still_there_when_they_are_gone(cli, folder):
+    info = {**folder.info, "provider": "local"}
+    write_json(folder.path / "run.json", info)
+    parts = {"h0-a1/logs/r0-0/g1": "one", "h0-a2/logs/r0-0/g2": "two", "h1-a1/logs/r1-0/g1": "other"}
+    for place, word in parts.items():
+        file = folder.path / "hosts" / f"{place}-000000000000.log"
+        file.parent.mkdir(parents=True)
+        file.write_text(f"{word}\n")
+    ended(folder)
+
+    assert cli("logs", "x").stdout.splitlines() == ["[0/0] one", "[0/0] two", "[1/0] other"]
+    assert cli("logs", "x", "--replica", "0", "--rank", "0").stdout == "one\ntwo\n"
+    assert cli("logs", "x", "--generation", "2").stdout == "[0/0] two\n"
+
+
 def test_what_became_of_a_host_is_one_line_of_the_events(cli, folder):
     event = {"id": 1, "wall_ms": 0, "event": "host_report", "host": "x-h1", "attempt": 2}
     reports = [

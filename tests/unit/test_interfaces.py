@@ -66,4 +66,4 @@ def test_a_session_refuses_it_before_it_reaches_for_anything(
     session = Session(model, optimizer, target_step=1)
     with pytest.raises(ConfigError, match=rf"{variable} is .*this host has .*lo"), session:
         pass
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15, "it would be waited for for 20 s"

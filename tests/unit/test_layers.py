@@ -50,7 +50,13 @@ ALLOWED = {
 
 #: Who may import what is heavy or unsafe, and where it must not be at module level.
 #: Of the actors' modules those that run in ranks, or hold tensors; each imports torch when it is used.
-WITH_TORCH = ("actors.elastic", "actors.process_group", "actors.sharded", "actors.tensors")
+WITH_TORCH = (
+    "actors.elastic",
+    "actors.process_group",
+    "actors.sharded",
+    "actors.tensor_bytes",
+    "actors.tensors",
+)
 OUTSIDE = {
     "sky": lambda module: module == "launch.skypilot",
     "torch": lambda module: module.split(".")[0] in ("training", "worker") or module in WITH_TORCH,

@@ -37,14 +37,14 @@ def test_it_says_why_and_until_when_and_waits_for_the_agent_to_leave(home: Path)
     giver = threading.Thread(target=lambda: codes.append(agent.main(words)))
     giver.start()
     place = home / "run/notice-demo-h1.json"
-    eventually(place.exists, within_s=5)
+    eventually(place.exists)
     said = json.loads(place.read_text())
     assert said["reason"] == "the pod is evicted"
-    assert 29e9 < said["until_mono_ns"] - before_ns < 35e9
+    assert before_ns <= said["until_mono_ns"] - 30_000_000_000 <= time.monotonic_ns()
     assert [path.name for path in (home / "run").iterdir()] == [place.name], "written at once, or not at all"
     assert codes == []
     place.unlink()  # as the agent does
-    giver.join(5)
+    giver.join(20)
     assert codes == [0]
 
 

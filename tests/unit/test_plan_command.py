@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -121,7 +121,7 @@ def test_a_dry_run_elsewhere_is_the_same_plan_with_what_hosts_would_get(run, tmp
     assert (ship["files"], ship["bytes"]) == (3, size)
 
 
-def test_a_plan_shows_what_would_travel_before_anything_does(run, tmp_path):
+def test_a_plan_shows_what_would_travel_before_anything_does(run, tmp_path, monkeypatch):
     (tmp_path / "data").mkdir()
     with (tmp_path / "data/weights.bin").open("wb") as file:
         file.truncate(2 << 30)  # sparse
@@ -129,18 +129,26 @@ def test_a_plan_shows_what_would_travel_before_anything_does(run, tmp_path):
     (tmp_path / ".venv/pyvenv.cfg").touch()
     for index in range(20_000):
         (tmp_path / f".venv/lib/{index}.py").touch()
+    looked, scan = [], os.scandir
+
+    def scandir(folder="."):
+        looked.append(str(folder))
+        return scan(folder)
+
+    monkeypatch.setattr(os, "scandir", scandir)
 
     plan = run("plan", "job.yaml")
 
+    assert str(tmp_path / ".venv/lib") in looked
     assert "each host gets 20,003 files, 2.0 GiB" in plan.stdout
     assert "largest of it: data 2.0 GiB" in plan.stdout
     assert "warning: each host gets a copy of the working folder, 2.0 GiB" in plan.stderr
     assert "warning: virtual environments are of no use on a host" in plan.stderr
     assert ".venv" in plan.stderr
     assert "warning:" not in run("plan", "job.yaml", "--yaml").stderr
-    began_s = time.monotonic()
+    looked.clear()
     run("validate", "job.yaml")
-    assert time.monotonic() - began_s < 3, "it looks at no file of it"
+    assert str(tmp_path / ".venv/lib") not in looked, "it looks at no file of it"
 
 
 def test_a_plan_and_a_dry_run_say_what_up_leaves_out(run, with_skypilot, script):

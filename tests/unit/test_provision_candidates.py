@@ -205,6 +205,20 @@ def test_others_are_launched_only_once_the_controller_has_placed_groups_for_them
     assert restored(candidates, 2, homes=[LARGE, SMALL]).is_placed(1)
 
 
+def test_an_answer_that_was_on_its_way_while_groups_were_placed_is_not_of_where_they_are():
+    """Else the scout takes the third place, which is as the first, for placed: groups would stay as in the second."""
+    candidates = Candidates(3, homes=[LARGE, SMALL, LARGE])
+    asked = candidates.placings
+    candidates.place(1)
+    candidates.placed(0, placings=asked)
+    assert not candidates.is_placed(2)
+    assert not candidates.heard, "it says nothing of hosts there"
+    candidates.placed(1, placings=asked)
+    assert candidates.heard, "this one was of after that"
+    candidates.placed(0, placings=candidates.placings)
+    assert candidates.is_placed(2), "and what is asked later is believed, whatever it is"
+
+
 def test_the_only_choice_left_is_found_out_by_one_where_groups_are_not_placed_for_it():
     candidates = Candidates(2, homes=[LARGE, SMALL])
     candidates.next("h0", 1)

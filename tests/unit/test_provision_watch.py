@@ -74,3 +74,18 @@ def test_a_doubt_is_of_one_attempt():
     scene.pass_s(49, 25)
 
     assert scene.ended == []
+
+
+def test_a_silence_that_follows_another_between_two_looks_is_asked_about_anew():
+    scene = Scene([])
+    scene.watch.doubt({"h0": 1})
+    scene.pass_s(60)
+    asked = len(scene.provider.early)
+    assert asked == LIMITS.early_asks
+    scene.watch.doubt({"h0": 1})
+    scene.pass_s(70, 60)
+    assert len(scene.provider.early) == asked, "said again, it is the same one"
+    scene.watch.doubt({})
+    scene.watch.doubt({"h0": 1})
+    scene.pass_s(71, 70)
+    assert len(scene.provider.early) == asked + 1

@@ -20,6 +20,8 @@ from tests.support.host_policies import LIMITS
 from tests.unit.test_plans import settings
 
 PLACED: dict[str, tuple[int, ...]] = {"head": (), "h0": (0,), "h1": (1,), "h2": (2,)}
+#: Longest wait for what is to happen.
+SOON_S = 20.0
 
 
 class Served:
@@ -68,7 +70,7 @@ async def _stays() -> bool:
 
 
 async def _soon(probe: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(SOON_S):
         while not probe():
             await asyncio.sleep(0.005)
 
@@ -100,10 +102,10 @@ def test_a_launcher_is_told_at_once_what_it_does_not_know_and_else_when_it_chang
         one.hosts.report(
             {"host": "h1", "attempt": 1, "state": "failed", "kind": "capacity", "reason": "full"}
         )
-        second = await asyncio.wait_for(waiting, 2)
+        second = await asyncio.wait_for(waiting, SOON_S)
         assert second["version"] != first["version"]
         assert [(host["want"], host["reason"]) for host in second["hosts"]][1] == ("down", "full")
-        lower = await asyncio.wait_for(one.poll(second["version"] + 7), 2)
+        lower = await asyncio.wait_for(one.poll(second["version"] + 7), SOON_S)
         assert lower["version"] == second["version"], "a journal that was lost counts anew"
 
     served(test)
@@ -112,14 +114,12 @@ def test_a_launcher_is_told_at_once_what_it_does_not_know_and_else_when_it_chang
 def test_a_poll_ends_after_its_time_and_where_nobody_listens_any_more() -> None:
     async def test(one: Served) -> None:
         version = (await one.poll(-1))["version"]
-        since = time.monotonic()
-        await one.poll(version, 0.05)
-        assert time.monotonic() - since < 1.0
+        await asyncio.wait_for(one.poll(version, 0.05), SOON_S)
 
         async def gone() -> bool:
             return True
 
-        await asyncio.wait_for(one.hosts.wanted(version, 30.0, gone), 2)
+        await asyncio.wait_for(one.hosts.wanted(version, 10 * SOON_S, gone), SOON_S)
 
     served(test)
 
@@ -171,12 +171,14 @@ def test_status_has_hosts_and_their_cost() -> None:
     [(Budget(), None), (Budget(max_hours=2.0), 7200.0), (Budget(max_usd=5.0, max_hours=2.0), 1800.0)],
 )
 def test_status_says_when_the_budget_will_end_the_run(budget: Budget, stops_in_s: float | None) -> None:
+    began_s = time.monotonic()
+
     async def test(one: Served) -> None:
         one.hosts.report({"host": "h0", "attempt": 1, "state": "launched", "usd_per_hour": 10.0})
         await asyncio.sleep(0.02)
-        assert one.hosts.facts()["stops_in_s"] == (
-            None if stops_in_s is None else pytest.approx(stops_in_s, abs=5.0)
-        )
+        told = one.hosts.facts()["stops_in_s"]
+        passed_s = time.monotonic() - began_s
+        assert told == (None if stops_in_s is None else pytest.approx(stops_in_s, abs=5.0 + passed_s))
         one.record({"event": "down_requested", "grace_s": 0.0, "reason": "down"})
         assert one.hosts.facts()["stops_in_s"] is None, "something else ends it"
 
@@ -188,9 +190,11 @@ def test_status_has_the_seconds_that_a_host_under_notice_has_left() -> None:
         one.hosts.report({"host": "h0", "attempt": 1, "state": "launched", "usd_per_hour": 3.0})
         assert [host["stops_in_s"] for host in one.hosts.facts()["hosts"]] == [None] * 3
         told = {"event": "host_leaving", "host": "h0", "kind": "azure", "reason": "Preempt", "grace_s": 30.0}
-        one.record({**told, "received_ns": time.monotonic_ns() - 12_000_000_000})
+        told_ns = time.monotonic_ns()
+        one.record({**told, "received_ns": told_ns - 12_000_000_000})
         first = one.hosts.facts()["hosts"][0]
-        assert 17.0 <= first["stops_in_s"] <= 18.0
+        passed_s = (time.monotonic_ns() - told_ns) / 1e9
+        assert 17.9 - passed_s <= first["stops_in_s"] <= 18.0
 
         one.record({**told, "received_ns": time.monotonic_ns() - 40_000_000_000})
         assert one.hosts.facts()["hosts"][0]["stops_in_s"] == 0.0, "never less"

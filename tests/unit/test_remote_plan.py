@@ -163,7 +163,7 @@ def test_the_provisioner_is_told_all_it_needs_and_the_tasks_are_whole():
 
 @pytest.mark.parametrize("text", [SETUP, RUN])
 def test_the_text_of_a_task_is_the_same_for_all_and_a_shell_takes_it(text):
-    subprocess.run(["bash", "-n"], input=text, text=True, check=True, timeout=10)
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True, timeout=60)
     assert len(text.splitlines()) == 1
 
 

@@ -22,7 +22,7 @@ from sky_monarch.sdk import _api
 DOUBLE = Path(__file__).with_name("controller_double.py")
 
 
-def eventually(condition, timeout_s=10.0):
+def eventually(condition, timeout_s=20.0):
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -116,7 +116,7 @@ def test_a_silent_controller_is_given_up_on_at_the_deadline(start):
     began = time.monotonic()
     with sm.attach("x") as run, pytest.raises(ChannelTimeoutError, match="not answered"):
         run.status(patience_s=0.3)
-    assert 0.3 <= time.monotonic() - began < 3
+    assert 0.3 <= time.monotonic() - began < 15, "unless it is told, it waits for 20 s"
 
 
 def test_a_controller_that_comes_back_is_waited_for(start):
@@ -197,7 +197,7 @@ def test_down_ends_a_run_through_its_controller_and_may_be_repeated(start):
     folder, process = start()
     final = sm.down("x", reason="enough")
     assert (final.state, final.exit_code, final.reason) == ("CANCELLED", 8, "enough")
-    assert process.wait(5) == 0
+    assert process.wait(20) == 0
     assert not (folder.path / "private.json").exists(), "secrets are dropped at the end"
     assert not folder.api.exists()
     assert sm.down("x") == final
@@ -208,9 +208,9 @@ def test_down_ends_a_run_through_its_controller_and_may_be_repeated(start):
 def test_down_ends_a_run_whose_controller_is_silent(start):
     folder, process = start()
     (folder.path / "silent").touch()
-    final = sm.down("x", grace_s=0.2)
+    final = sm.down("x", grace_s=20)  # for it to end: it ends at once
     assert final.state == "CANCELLED"
-    assert process.wait(5) == -signal.SIGTERM
+    assert process.wait(20) == -signal.SIGTERM
 
 
 def test_a_run_whose_agent_was_killed_is_lost_until_down_reaps_what_is_left(start):
@@ -220,8 +220,8 @@ def test_a_run_whose_agent_was_killed_is_lost_until_down_reaps_what_is_left(star
     process.wait()
     assert sm.status("x").state == "LOST"
     assert [status.state for status in sm.runs()] == ["LOST"]
-    final = sm.down("x", grace_s=1)
-    assert orphan.wait(5) == -signal.SIGTERM
+    final = sm.down("x", grace_s=20)
+    assert orphan.wait(20) == -signal.SIGTERM
     assert final.state == "FAILED"
     assert "agent died" in final.reason
     assert sm.runs() == ()
@@ -258,7 +258,7 @@ def test_wait_returns_once_the_agent_is_gone_too(start):
         with pytest.raises(ChannelTimeoutError, match="still going on"):
             run.wait(timeout_s=0.2)
         end(folder, process, state="SUCCEEDED", exit_code=0)
-        assert run.wait(timeout_s=10).state == "SUCCEEDED"
+        assert run.wait(timeout_s=20).state == "SUCCEEDED"
     assert not (folder.path / "private.json").exists()
 
 
@@ -277,11 +277,11 @@ def test_the_asynchronous_sdk_sees_the_same(start):
             await asyncio.sleep(0.1)
             assert not pending.done()
             write_events(folder, 4)
-            assert (await asyncio.wait_for(pending, 5)).id == 4
+            assert (await asyncio.wait_for(pending, 20)).id == 4
             await following.aclose()
             final = await run.down(reason="bye")
             assert final.reason == "bye"
-            return (await run.wait(timeout_s=5)).state
+            return (await run.wait(timeout_s=20)).state
 
     assert asyncio.run(scenario()) == "CANCELLED"
 

@@ -239,3 +239,26 @@ def test_skypilot_finds_the_host_that_the_plan_names_at_its_price(said):
             assert found[choice.instance] == pytest.approx(each * task["num_nodes"])
             checked += 1
     assert checked >= 5
+
+
+def test_what_skypilot_prints_is_no_part_of_a_plan(tmp_path: Path) -> None:
+    job = (
+        "name: demo\nreplicas: 1\ninfra: runpod\nhead: here\nresources: {accelerators: MI300X:1}\nrun: echo\n"
+    )
+    (tmp_path / "job.yaml").write_text(job)
+    # No catalogs are there, and none can be fetched: SkyPilot prints that it tries.
+    env = {
+        **os.environ,
+        "HOME": str(tmp_path),
+        "PYTHONPATH": str(ROOT),
+        "SKY_MONARCH_STATE_DIR": str(tmp_path / "state"),
+        "HTTPS_PROXY": "http://127.0.0.1:9",
+    }
+    words = [str(PYTHON), "-m", "sky_monarch", "plan", "--sky", "--json", "job.yaml"]
+    done = subprocess.run(
+        words, cwd=tmp_path, env=env, capture_output=True, text=True, check=True, timeout=240
+    )
+    (verdict,) = json.loads(done.stdout)["skypilot"]
+    assert verdict["found"] == []
+    assert "runpod" in verdict["reason"]
+    assert "payload" not in done.stderr

@@ -81,8 +81,7 @@ def other():
     ready.wait(60)
 threading.Thread(target=other, daemon=True).start()
 def lost():
-    faulthandler.dump_traceback_later(0.3, file=sys.stdout)
-    ready.wait(1)
+    faulthandler.dump_traceback_later(0.3, exit=True, file=sys.stdout); ready.wait(60)
 lost()
 """
 
@@ -91,5 +90,5 @@ def test_a_dump_of_stacks_says_where_the_main_thread_was(tmp_path: Path) -> None
     script = tmp_path / "script.py"
     script.write_text(DUMP)
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
-    assert hung_at(done.stdout.splitlines()) == f"{script}:9 in lost", done.stdout
+    assert hung_at(done.stdout.splitlines()) == f"{script}:8 in lost", done.stdout
     assert hung_at(["nothing"]) is None

@@ -125,6 +125,51 @@ def test_the_budget_is_the_groups_and_what_is_given_up_is_ended_everywhere(run: 
     assert run.group.phase is GroupPhase.GIVEN_UP, "I5"
 
 
+NEVER_RAN = "exit code 127: bash: line 1: trian: command not found"
+
+
+def test_a_command_that_never_runs_is_given_up_after_three_tries_whatever_is_left_of_the_budget(
+    run: WideRun,
+) -> None:
+    run.limits = dataclasses.replace(WIDE, max_restarts=9, backoff_s=0.0)
+    run.killed("h1")
+    run.ended("h0")
+    run.ended("h1")  # this one ran
+    for generation in (2, 3, 4):
+        assert run.group.generation == generation
+        run.actions.clear()
+        run.said("h0", model.RankExited, rank=0, failure="rank 0 exited with code 127")
+        run.ended("h0", never_ran=NEVER_RAN)
+    assert run.group.phase is GroupPhase.GIVEN_UP
+    (given,) = (action for action in run.actions if isinstance(action, model.GiveUpGroup))
+    why = f"its command cannot be started, 3 times in a row: {NEVER_RAN}"
+    assert run.group.reason == f"replica 0 was given up after 3 restarts: {why}"
+    assert given.row() == {
+        "replica": 0,
+        "generation": 4,
+        "restarts": 3,
+        "cause": "cannot_start",
+        "error": NEVER_RAN,
+        "times": 3,
+    }
+
+
+def test_only_tries_in_a_row_that_no_lost_host_has_ended_count_as_vain(run: WideRun) -> None:
+    run.limits = dataclasses.replace(WIDE, max_restarts=9, backoff_s=0.0)
+    for number in range(6):
+        run.said("h0", model.GenerationStarted, store=STORE)
+        if number == 4:
+            run.feed(model.AgentDisconnected(host="h1"))
+            run.report("h1", "ended")
+            run.ended("h0", never_ran=NEVER_RAN)
+            run.connect("h1")
+            continue
+        run.ended("h1")
+        run.ended("h0", never_ran=None if number == 1 else NEVER_RAN)
+    assert run.group.span is not None
+    assert (run.group.phase, run.group.span.vain) == (GroupPhase.STARTING, 1)
+
+
 def test_restarts_without_progress_wait_longer_each_time(run: WideRun) -> None:
     run.limits = dataclasses.replace(WIDE, max_restarts=9)
     run.killed()

@@ -38,7 +38,7 @@ def run_without_core(folder: Path, *arguments: str) -> subprocess.CompletedProce
         env=env,
         text=True,
         capture_output=True,
-        timeout=20,
+        timeout=60,
         check=False,
     )
 

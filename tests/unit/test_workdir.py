@@ -54,7 +54,7 @@ def git(folder: Path, *arguments: str) -> str:
         text=True,
         check=True,
         env={"PATH": os.environ["PATH"], "HOME": str(folder), "GIT_CONFIG_NOSYSTEM": "1"},
-        timeout=30,
+        timeout=60,
     )
     return done.stdout
 

@@ -19,7 +19,7 @@ from sky_monarch.tracebacks import hung_at
 from sky_monarch.worker import Command, UsageError
 
 REPO = Path(__file__).parents[2]
-LIMIT_S = 30
+LIMIT_S = 60
 
 
 def environment(**extra: str) -> dict[str, str]:

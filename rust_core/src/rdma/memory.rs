@@ -141,7 +141,7 @@ impl Memory {
     /// Says that all of it is about to be written, so that memory which nobody has touched yet comes in huge pages: as much
     /// of it as the host has in such. Beyond that it would move other pages about to make some, which costs more than they
     /// save. None in a virtual machine whose own host takes them back while they are free: there it is just these for which
-    /// that one has to find memory first (1 GiB took 1.3 s in huge pages and 0.5 s in small ones, which are used again sooner).
+    /// that one has to find memory first, while small ones are used again sooner.
     pub(super) fn expect_all(&self) {
         if !self.is_of_host() || free_pages_go_back(PAGE_REPORTING) {
             return;
