@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import os
 import queue
@@ -40,6 +41,10 @@ _REFUSED = os.strerror(errno.ECONNREFUSED)
 _NOBODY_S = 1.0
 
 
+def _remove(folder: str) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 class _OwnersLog(RemoteLog):
     """Hands lines on as they are: the owner's own log says where they come from."""
 
@@ -56,6 +61,8 @@ class _Server:
         from sky_monarch._core import ActorGateway
 
         folder = make_folder(only)
+        # Whoever ends this process may do so while it closes.
+        atexit.register(_remove, folder)
         address = f"{folder}/{SERVER}"
         self.runtime = Runtime(folder, os.urandom(32).hex(), address, listen_at(address))
         self.runtime.host = name
@@ -244,7 +251,8 @@ class _Server:
         if hasattr(self, "gateway"):
             self.gateway.close()
         self.runtime.close()
-        shutil.rmtree(self.runtime.folder, ignore_errors=True)
+        _remove(self.runtime.folder)
+        atexit.unregister(_remove)
 
 
 def serve(

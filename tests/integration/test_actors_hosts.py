@@ -245,6 +245,33 @@ def test_hosts_that_somebody_started_are_attached_to_and_serve_one_program_after
     assert "is lost" not in said, "an orderly end is no loss"
 
 
+ENDED_WHILE_IT_CLOSES = """
+import os, signal, sys, time
+from sky_monarch.actor_host import serve_host
+from sky_monarch.actors.runtime import Runtime
+close = Runtime.close
+def slow(runtime):
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.1)
+    close(runtime)
+Runtime.close = slow
+serve_host(listen="127.0.0.1:0", dial=None, keys=sys.argv[1], name=None, once=True, within_s=0.1)
+"""
+
+
+def test_a_host_that_is_ended_while_it_closes_leaves_nothing(keys, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", ENDED_WHILE_IT_CLOSES, str(keys / "host-0.key")],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 143, done.stderr
+    assert not list(tmp_path.glob("sky-monarch-*"))
+
+
 @pytest.mark.slow
 def test_the_command_makes_keys_that_nobody_else_can_read(tmp_path):
     folder = tmp_path / "keys"
@@ -314,12 +341,13 @@ def test_hosts_are_launched_as_a_job_which_ends_with_the_program(workbench):
 
 
 LETTING_GO = """
-import os, signal, sys, time
+import os, queue, signal, sys, time
 import sky_monarch as sm
 import sky_monarch.actor as face
 from tests.support.actors import Plain
 from tests.support.processes import parent_of
-face.unhandled_fault_hook = lambda failure: print("lost", failure.host, failure.crashed_ranks, flush=True)
+heard = queue.SimpleQueue()
+face.unhandled_fault_hook = heard.put
 with sm.launch_hosts(2, name="actors", timeout=60) as hosts:
     mesh = hosts.spawn_procs({"gpus": 2}).spawn("plain", Plain)
     pids = list(mesh.pid.call().get(60).values())
@@ -329,6 +357,8 @@ with sm.launch_hosts(2, name="actors", timeout=60) as hosts:
             mesh.pid.call().get(60)
         except sm.actor.SupervisionError:
             break
+    failure = heard.get(timeout=30)
+    print("lost", failure.host, failure.crashed_ranks, flush=True)
     mesh.respawn([2, 3], timeout=60)
     again = list(mesh.pid.call().get(60).values())
     print("again", again[:2] == pids[:2], len(set(again) | set(pids)), *hosts.names, flush=True)
@@ -337,6 +367,7 @@ with sm.launch_hosts(2, name="actors", timeout=60) as hosts:
     except sm.ConfigError as error:
         print(error, flush=True)
 print("over", *(pid for pid in pids + again if os.path.exists(f"/proc/{pid}")), flush=True)
+assert heard.empty(), "one loss is told once"
 """
 
 

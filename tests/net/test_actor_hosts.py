@@ -29,18 +29,22 @@ from sky_monarch.actor import HostListener, SupervisionError, attach_to_hosts
 import sky_monarch.actor as face
 from tests.support.actors import Caller
 how, keys, *where = sys.argv[1:]
-face.unhandled_fault_hook = lambda failure: print("failure", failure.host, failure.crashed_ranks, flush=True)
+def say(words):
+    # Two threads speak at once: a line goes out whole, where print would write its words one by one.
+    sys.stdout.write(words + "\\n")
+    sys.stdout.flush()
+face.unhandled_fault_hook = lambda failure: say(f"failure {failure.host} {failure.crashed_ranks}")
 hosts = HostListener(where[0], keys=keys).hosts(2) if how == "listen" else attach_to_hosts(where, keys=keys)
 mesh = hosts.spawn_procs({"gpus": 2}).spawn("caller", Caller)
 left, right = mesh.slice(hosts=0, gpus=0), mesh.slice(hosts=1, gpus=1)
-print("asked", left.ask.call_one(right, "over there").get(30), right.ask.call_one(left, "and back").get(30), flush=True)
+say(f"asked {left.ask.call_one(right, 'over there').get(30)} {right.ask.call_one(left, 'and back').get(30)}")
 pending = mesh.slice(hosts=1).stay.call(100, -1)
-print("waiting", flush=True)
+say("waiting")
 try:
     pending.get(60)
 except SupervisionError as error:
-    print("lost", error, flush=True)
-print("left", left.echo.call_one("goes on").get(30), flush=True)
+    say(f"lost {error}")
+say("left " + left.echo.call_one("goes on").get(30))
 sys.stdin.read()
 """
 
@@ -82,8 +86,9 @@ class Scene:
         return self.run(self.net.hub, "-c", PROGRAM, how, str(self.keys / "client.key"), *where)
 
     def end(self) -> None:
-        for process in self.started:
-            process.kill()
+        # The program is killed; a host is told, since between two programs nobody else tidies up after it.
+        for process in reversed(self.started):
+            (process.kill if "-c" in process.args else process.terminate)()
             process.communicate(timeout=20)
 
 
