@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,10 +70,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     # With a defect it may leave anything; and beside others, which start that session, it sees what is theirs.
     if hasattr(session.config, "workerinput") or PATIENCE < 1:
         return
-    left = _leavings() - session.config.stash[BEFORE]
-    if left:
-        print(f"\nerror: the tests left behind: {', '.join(sorted(left))}")
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    # Who tidies up after a killed program does so a moment after its end, which may be that of the last test.
+    deadline = time.monotonic() + 10
+    while left := _leavings() - session.config.stash[BEFORE]:
+        if time.monotonic() > deadline:
+            print(f"\nerror: the tests left behind: {', '.join(sorted(left))}")
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+            return
+        time.sleep(0.1)
 
 
 def _short_folder() -> Iterator[Path]:
