@@ -15,12 +15,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sky_monarch.errors import ConfigError, LaunchError
-
-if TYPE_CHECKING:
-    from pathspec import GitIgnoreSpec
+from sky_monarch.launch.ignoring import Rule, read_rules
 
 __all__ = ["LARGEST", "LARGE_BYTES", "Listing", "list_workdir", "stage_workdir"]
 
@@ -237,7 +235,7 @@ def _by_files(source: Path) -> tuple[list[str], list[str]]:
     return files, empty
 
 
-_Rules = tuple[tuple[str, "GitIgnoreSpec"], ...]
+_Rules = tuple[tuple[str, tuple[Rule, ...]], ...]
 
 
 def _descend(folder: Path, prefix: str, above: _Rules, files: list[str], empty: list[str]) -> None:
@@ -248,11 +246,11 @@ def _descend(folder: Path, prefix: str, above: _Rules, files: list[str], empty: 
         empty.append(prefix.rstrip("/"))
     own = next((entry for entry in entries if entry.name == ".gitignore"), None)
     if own is not None and own.is_file(follow_symlinks=False):  # nor does git follow a link here
-        rules = (*above, (prefix, _spec(Path(own.path))))
+        rules = (*above, (prefix, read_rules(Path(own.path))))
     for entry in entries:
         name = f"{prefix}{entry.name}"
         is_folder = entry.is_dir(follow_symlinks=False)
-        if entry.name in _NEVER or _is_ignored(name + "/" * is_folder, rules):
+        if entry.name in _NEVER or _is_ignored(name, rules, is_folder=is_folder):
             continue
         if is_folder:
             _descend(Path(entry.path), f"{name}/", rules, files, empty)
@@ -260,18 +258,12 @@ def _descend(folder: Path, prefix: str, above: _Rules, files: list[str], empty: 
             files.append(name)
 
 
-def _spec(path: Path) -> GitIgnoreSpec:
-    from pathspec import GitIgnoreSpec
-
-    text = path.read_bytes().decode("utf-8", "surrogateescape").removeprefix("\ufeff")
-    return GitIgnoreSpec.from_lines(text.splitlines())
-
-
-def _is_ignored(name: str, rules: _Rules) -> bool:
-    """The innermost file that says something of this name decides."""
-    for prefix, spec in reversed(rules):
-        if (said := spec.check_file(name[len(prefix) :]).include) is not None:
-            return said
+def _is_ignored(name: str, rules: _Rules, *, is_folder: bool) -> bool:
+    """The last line that says something of this name decides, of the innermost file in which one does."""
+    for prefix, lines in reversed(rules):
+        for rule in reversed(lines):
+            if rule.is_about(name[len(prefix) :], is_folder=is_folder):
+                return rule.ignores
     return False
 
 

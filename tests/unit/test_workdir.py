@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from sky_monarch.errors import ConfigError, LaunchError
 from sky_monarch.launch import workdir
@@ -88,6 +91,82 @@ def test_every_way_of_looking_gives_what_git_would_take_along(listed):
     assert list(listed.files) == KEPT
     assert list(listed.empty) == ["empty", "nested/empty/one", "src/venv_too"]
     assert listed.size_bytes == sum(len(TREE[name].encode()) for name in KEPT)
+
+
+# --- git is the oracle -----------------------------------------------------------------------------
+
+names = st.sampled_from(
+    [
+        "a",
+        "b",
+        "data",
+        "dataset",
+        "x.log",
+        "x.tmp",
+        "!odd",
+        "#odd",
+        "sp ace",
+        "end ",
+        "[q]",
+        "Ä",
+        "à",
+        "tab\t",
+    ]
+)
+paths = st.lists(names, min_size=1, max_size=4).map("/".join)
+GLOBS = r"""
+a *.log data dataset/* **/data a/** a/**/b x.* ? * ** a/*/b d*t data/* data/** /** a/b/** a** **a/b a//b Ä à
+[ab] [!a] [^a] [b-a] [a-c] []a] [a/] [q] [\]q] \[q\] [[:alpha:]] x[[:punct:]]tmp [a \!odd \#odd a\
+"""
+globs = st.sampled_from([*GLOBS.split(), "sp ace", "end\\ ", "end ", "tab\t"])
+rules = st.tuples(
+    st.sampled_from(["", "", "!"]), st.sampled_from(["", "", "/"]), globs, st.sampled_from(["", "", "/"])
+)
+ignores = st.lists(rules.map("".join) | st.sampled_from(["", "# said", "  ", "!", "/"]), max_size=5)
+
+
+def written(folder: Path, files: set[str], said: dict[str, list[str]]) -> Path:
+    """Those files, as far as none of them is also a folder, and what is ignored by folder."""
+    for name in sorted(files, key=lambda one: (one.count("/"), one)):
+        path = folder / name
+        if not any(parent.is_file() for parent in path.parents) and not path.is_dir():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(name)
+    for where, lines in said.items():
+        if (folder / where).is_dir():
+            (folder / where / ".gitignore").write_text("".join(f"{line}\n" for line in lines))
+    return folder
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    files=st.sets(paths, min_size=1, max_size=12),
+    top=ignores,
+    inner=st.dictionaries(st.sampled_from(["a", "data", "a/b", "b/a"]), ignores, max_size=2),
+    tracked=st.booleans(),
+)
+@example(
+    files={"dataset/a", "foo/bar/dataset/a"}, top=["dataset/*"], inner={}, tracked=False
+)  # skypilot#5492
+@example(files={"data/a", "data/b"}, top=["data/**", "!data/a"], inner={}, tracked=False)
+@example(files={"a"}, top=["!", "\\", "[", "a"], inner={}, tracked=False)
+@example(files={"a/b", "b/a/b"}, top=["/a/"], inner={}, tracked=True)
+def test_whatever_the_rules_are_it_is_what_git_lists_with_git_and_without_it(files, top, inner, tracked):
+    with tempfile.TemporaryDirectory() as base:
+        folder = written(Path(base, "job"), files, {"": top, **inner})
+        plain = list_workdir(folder)
+        git(folder, "init", "--quiet")
+        untracked = oracle(folder)
+        assert plain.rule == ".gitignore files"
+        assert set(plain.files) == untracked
+        if tracked:
+            git(folder, "add", "--force", "--all")
+        assert set(list_workdir(folder).files) == oracle(folder)
+
+
+def oracle(folder: Path) -> set[str]:
+    """What git itself would take along."""
+    return set(git(folder, "ls-files", "-coz", "--exclude-standard").rstrip("\0").split("\0")) - {""}
 
 
 def test_what_is_tracked_is_shipped_although_it_is_ignored_unless_it_was_deleted(tree):
