@@ -114,7 +114,9 @@ def test_the_order_of_any_of_means_nothing_and_that_of_ordered_does():
     assert len({found.choices for found in plans}) == 1
     ordered = [plan(text.format("ordered", ", ".join(order))) for order in itertools.permutations(options)]
     assert len({found.digest for found in ordered}) == len(ordered)
-    assert [choice.infra for choice in ordered[0].choices] == ["oci", "runpod", "runpod", "do"]
+    for order, found in zip(itertools.permutations(options), ordered, strict=True):
+        wanted = [(one.split(" ")[1].strip(",}"), "use_spot" in one) for one in order]
+        assert [(choice.infra, choice.use_spot) for choice in found.choices] == wanted
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,15 @@ def test_options_are_merged_into_the_base_and_keep_their_order(kind):
     assert resources.prefers_order == (kind == "ordered")
 
 
+@pytest.mark.parametrize("kind", ["any_of", "ordered"])
+@pytest.mark.parametrize("base", ["", "use_spot: true, ", "use_spot: false, "])
+def test_what_an_option_says_of_spot_counts_whatever_the_base_says(kind, base):
+    resources = job(f"{{{base}{kind}: [{{use_spot: false}}, {{use_spot: true}}, {{cpus: 4}}]}}").resources
+
+    found = [candidate.use_spot for candidate in resources.candidates()]
+    assert found == [False, True, "true" in base]
+
+
 def test_an_option_may_ask_for_no_accelerator_although_the_base_does():
     resources = job("{accelerators: MI300X:8, any_of: [{accelerators: null}, {cpus: 4}]}").resources
 
