@@ -174,6 +174,10 @@ class Recovery(Part):
     spare: Spares = 0
     """Hosts kept ready, beyond this machine, with nothing to run: the groups of a lost host go on there at once, and
     the next spare is provisioned behind them. Each costs as much as any other host."""
+
+    idle_limit_s: Limit = 21600.0
+    """Longest time that hosts are kept while fewer than `min_replicas` groups have one, or `off`: then the run ends.
+    Where no host is there, which costs nothing, capacity is waited for without an end."""
     healing: Literal["striped", "http"] = "striped"
     """How a session's group that comes back gets its state. `striped`: straight into its parameters, in pieces from all
     groups at once, each piece checked. `http`: a copy from one group, as TorchFT does."""

@@ -67,6 +67,9 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("backoff_max", "max_backoff"), "backoff_max_s"),
         **dict.fromkeys(("startup_timeout", "startup_timeout_s"), "startup_limit_s"),
         **dict.fromkeys(
+            ("capacity_timeout", "provision_timeout", "idle_timeout", "idle_limit"), "idle_limit_s"
+        ),
+        **dict.fromkeys(
             ("timeout", "timeout_s", "progress_timeout", "progress_timeout_s"), "progress_limit_s"
         ),
         **dict.fromkeys(("grace_period", "grace_period_s", "termination_grace_period"), "grace_s"),

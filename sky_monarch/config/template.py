@@ -49,6 +49,7 @@ run: python train.py             # what each rank runs; a single command gets no
 #   standby: 1                   # warm standby processes a rank: 0 or 1
 #   standby_start: fork          # exec: each standby imports for itself, where a preloaded module bears no fork
 #   spare: 0                     # hosts kept ready, beyond this machine, for the groups of one that is lost
+#   idle_limit_s: 21600          # hosts are kept so long while others are wanting to min_replicas, or off
 #   healing: striped             # http: the state comes from one group only, as a copy
 #   on_notice: leave             # checkpoint: save the state whenever a host is taken back, not with the last one only
 #   standby_until: imports       # session: it also runs the script, up to its Session, ahead of time

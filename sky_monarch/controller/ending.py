@@ -17,7 +17,7 @@ from sky_monarch.controller.model import (
     SetTimer,
     Shutdown,
 )
-from sky_monarch.controller.turn import Turn, agent_timer, doubt_timer, host_timer, probe_timer
+from sky_monarch.controller.turn import IDLE_TIMER, Turn, agent_timer, doubt_timer, host_timer, probe_timer
 
 __all__ = ["Ending"]
 
@@ -40,7 +40,7 @@ class Ending(Turn):
         self._change(
             phase=RunPhase.STOPPING, outcome=outcome, reason=reason, grace_s=grace_s, exit_code=exit_code
         )
-        self.actions += [CancelTimer(name="drain"), CancelTimer(name="leave")]
+        self.actions += [CancelTimer(name=name) for name in ("drain", "leave", IDLE_TIMER)]
         for group in self.state.groups:
             if not group.at_rest:
                 phase = group.phase if group.phase.final else GroupPhase.STOPPING
@@ -71,7 +71,7 @@ class Ending(Turn):
                 self.actions += [
                     CancelTimer(name=of(host.name)) for of in (doubt_timer, host_timer, probe_timer)
                 ]
-        self.actions += [CancelTimer(name=name) for name in ("drain", "leave", "stop")]
+        self.actions += [CancelTimer(name=name) for name in ("drain", "leave", "stop", IDLE_TIMER)]
         if self._left():
             self._begin_reaping(reason + trouble)
         else:

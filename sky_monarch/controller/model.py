@@ -166,6 +166,8 @@ class Limits:
         probe_s: Longest wait of a host for another one that it is to reach.
         linger_s: Time for what was printed last to be read, before hosts are taken down.
         reap_s: How long the end of a run waits until its hosts are down.
+        idle_limit_s: How long hosts are kept that are there while fewer groups than ``min_replicas`` have one; None:
+            as long as the run lasts.
         last_saves: The last groups that have the state save it when their host is taken away.
     """
 
@@ -189,6 +191,7 @@ class Limits:
     probe_s: float = 10.0
     linger_s: float = 2.0
     reap_s: float = 600.0
+    idle_limit_s: float | None = None
     last_saves: bool = False
 
 
@@ -219,6 +222,7 @@ class State:
         forgotten: Which attempts there were was lost with the journal.
         placement: Number of the place in the plan for which groups were placed on hosts.
         settled: A host has been up: where groups are is no matter of the place any more.
+        idle: Hosts are there, and fewer groups than ``min_replicas`` have one: that is not waited for without an end.
         unprovided: Exit code where too few hosts could be had for anything to begin; None: none was given up.
         reaping: How far the end is with the hosts.
         verdict: Reason of the end, while its hosts are taken down.
@@ -246,6 +250,7 @@ class State:
     forgotten: bool = False
     placement: int = 0
     settled: bool = False
+    idle: bool = False
     unprovided: int | None = None
     reaping: Reaping = Reaping.NO
     verdict: str | None = None

@@ -88,6 +88,7 @@ class Plans:
             backoff_s=job.recovery.backoff_s,
             backoff_max_s=job.recovery.backoff_max_s,
             grace_s=job.recovery.grace_s,
+            idle_limit_s=None if job.recovery.idle_limit_s == "off" else float(job.recovery.idle_limit_s),
             last_saves=job.checkpoint is not None and job.recovery.on_notice == "leave",
             **settings.limits,
         )

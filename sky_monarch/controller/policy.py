@@ -56,7 +56,7 @@ from sky_monarch.controller.model import (
     TimerFired,
 )
 from sky_monarch.controller.moving import Moving
-from sky_monarch.controller.turn import agent_timer, count_of, doubt_timer
+from sky_monarch.controller.turn import IDLE_TIMER, agent_timer, count_of, doubt_timer
 from sky_monarch.errors import BudgetSpentError
 
 __all__ = ["Decision", "step"]
@@ -401,6 +401,8 @@ class _Turn(Moving):
             note = f"{late} did not leave within {self.limits.leave_s:g} s of the end and was stopped"
             self._change(notes=(*self.state.notes, note))
             self._begin_stop(self.state.outcome, note, grace_s=self.limits.grace_s)
+        elif name == IDLE_TIMER:
+            self._patience_over()
         elif name == "reap":
             self._reap_timer()
         elif self.state.reaping is not Reaping.NO:

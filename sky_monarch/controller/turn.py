@@ -20,6 +20,7 @@ from sky_monarch.controller.model import (
 )
 
 __all__ = [
+    "IDLE_TIMER",
     "SILENCES",
     "Turn",
     "agent_timer",
@@ -32,6 +33,9 @@ __all__ = [
 
 SILENCES = ("agent:", "doubt:")
 """What timers begin with for somebody who is not heard of: they count only while we could hear."""
+
+IDLE_TIMER = "idle"
+"""Name of the timer for hosts that are there and can be of no use."""
 
 _MOST_NAMES = 8
 

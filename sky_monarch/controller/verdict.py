@@ -13,7 +13,7 @@ from sky_monarch.controller.model import (
     Setup,
     SetupPhase,
 )
-from sky_monarch.controller.spares import Spares
+from sky_monarch.controller.patience import Patience
 from sky_monarch.controller.turn import count_of
 
 __all__ = ["Verdict"]
@@ -22,7 +22,7 @@ _TOO_FEW_GROUPS = 4
 _MOST_WORDS = 3
 
 
-class Verdict(Spares):
+class Verdict(Patience):
     """Draws the conclusions that hold whatever the event was."""
 
     def settle(self) -> None:
@@ -47,6 +47,7 @@ class Verdict(Spares):
             self._all_done()
         else:
             self._open_drain()
+            self._settle_patience()
             self._phase_while_active()
 
     def _prepare(self) -> None:
@@ -140,6 +141,8 @@ class Verdict(Spares):
         parts = [words(host) for host in islice(away, _MOST_WORDS)]
         if next(away, None) is not None:
             parts.append("and others")
+        if now.idle:
+            parts.append(self._idle_words())
         if now.launcher is False:
             parts.append("waiting for launcher: nobody asks what is wanted")
         if tally.running or now.phase in (RunPhase.RUNNING, RunPhase.DEGRADED):

@@ -31,8 +31,7 @@ class Launched:
             provisioned=("h0", "h1"),
             limits={**LIMITS, **options.pop("limits", {})},
             replicas=2,
-            min_replicas=1,
-            **options,
+            **{"min_replicas": 1, **options},
         )
         self.run.start()
         self.agents = [ScriptedAgent(self.run, host="head").connect()]
@@ -267,5 +266,39 @@ def test_without_a_launcher_the_status_says_how_to_start_one(tmp_path: Path) -> 
         assert "`sky-monarch attach demo` starts one, on the machine that launched the run" in reason
         one.wanted()
         assert "sky-monarch attach" not in (one.run.status()["reason"] or "")
+    finally:
+        one.close()
+
+
+def test_a_host_that_waits_for_one_that_cannot_be_had_is_let_go_at_the_limit(tmp_path: Path) -> None:
+    one = Launched(tmp_path, min_replicas=2, recovery={"idle_limit_s": 15.0})
+    try:
+        assert one.wants() == {"h0": (1, "up"), "h1": (1, "up")}
+        one.report("h1", 1, "launching")
+        one.report("h1", 1, "failed", kind="capacity", reason="no MI300X anywhere")
+        one.report("h0", 1, "launching", **PRICE)
+        one.report("h0", 1, "launched", **PRICE)
+        agent = ScriptedAgent(one.run, host="h0", attempt=1).connect()
+        one.agents.append(agent)
+        agent.told("start_group")
+        agent.start(0, 1)
+        agent.groups[0]["state"] = "starting"  # it waits for its quorum
+        agent.all_acked()
+        eventually(
+            lambda: one.wants() == {"h0": (1, "up"), "h1": (2, "up")}, what="the good one stays meanwhile"
+        )
+        one.killed()
+
+        eventually(lambda: one.run.status()["state"] == "STOPPING", within_s=60, what="the limit is over")
+        agent.told("stop_group")
+        agent.stop(0)
+        agent.all_acked()
+        eventually(lambda: {want for _, want in one.wants().values()} == {"down"}, what="it costs no more")
+        for host, (attempt, _) in one.wants().items():
+            one.report(host, attempt, "down")
+        final = eventually(lambda: one.run.final)
+        assert (final["state"], final["exit_code"]) == ("FAILED", 3)
+        assert "no MI300X anywhere" in final["reason"]
+        assert "1 of 2 replica groups have a host, min_replicas is 2" in final["reason"]
     finally:
         one.close()
