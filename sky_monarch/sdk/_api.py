@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from sky_monarch import errors
+from sky_monarch import __version__, errors
 from sky_monarch.launch.folder import Phase, RunFolder
 from sky_monarch.sdk._archive import Selection, log_lines
 from sky_monarch.sdk._http import load_httpx
@@ -39,6 +40,8 @@ _REQUEST_S = 10.0
 #: comes from a controller that is stopped or wedged, and is opened anew.
 _FOLLOW_S = {"/v1/events": 30.0, "/v1/logs": 30.0}
 
+
+_UNREADABLE = b'{"error": {"message": "the status that the controller answered with cannot be read"}}'
 
 #: Longest time from the loss of a head to when its launcher is certain of it; Slurm alone takes half a minute.
 _HEAD_LOST_S = 180.0
@@ -71,9 +74,16 @@ def reach(folder: RunFolder) -> None:
 
 
 def status_of(folder: RunFolder, body: bytes) -> RunStatus:
-    """The status that a controller answered with. Its folder is the one here, wherever the controller has its own."""
+    """The status that a controller answered with. Its folder is the one here, wherever the controller has its own.
+
+    Raises:
+        ChannelError: It is none that this version understands.
+    """
     values = json.loads(body)
-    return RunStatus.from_json({**values, "run_dir": str(folder.path)} if folder.head else values)
+    try:
+        return RunStatus.from_json({**values, "run_dir": str(folder.path)} if folder.head else values)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise failure(folder, 200, _UNREADABLE) from error
 
 
 def timeout(path: str = "", *, follow: bool = False) -> httpx.Timeout:
@@ -89,8 +99,8 @@ def transient() -> tuple[type[Exception], ...]:
     return (httpx.TransportError, json.JSONDecodeError, Interrupted)
 
 
-def failure(status_code: int, body: bytes) -> errors.SkyMonarchError:
-    """The error that an answer stands for."""
+def failure(folder: RunFolder, status_code: int, body: bytes) -> errors.SkyMonarchError:
+    """The error that an answer stands for; of a run of another version with both of them, and what to use instead."""
     try:
         error = json.loads(body)["error"]
         message, hint = str(error["message"]), error.get("hint")
@@ -103,7 +113,20 @@ def failure(status_code: int, body: bytes) -> errors.SkyMonarchError:
         404: errors.ConfigError,  # the run is known, so it is a replica or rank that is not
         409: Interrupted,
     }.get(status_code, errors.ChannelError)
+    if kind is not Interrupted and (other := _other_version(folder)) is not None:
+        message, hint = f"{message}; {other[0]}", other[1]
     return kind(message, hint=hint)
+
+
+def _other_version(folder: RunFolder) -> tuple[str, str] | None:
+    """What to say of a run that another version launched, and how it is reached; None where it is of this one."""
+    launched = folder.info.get("version")
+    if not launched or launched == __version__:
+        return None
+    said = f"{folder.run_id} was launched by sky-monarch {launched}, and this is {__version__}"
+    if (argv := folder.agent_argv) and argv[0] != sys.executable:
+        return said, f"`{argv[0]} -m sky_monarch` is the one that launched it"
+    return said, f"`pip install sky-monarch=={launched}`, of which the run goes on to its end"
 
 
 class Patience:

@@ -98,7 +98,7 @@ class AsyncRun(AbstractAsyncContextManager["AsyncRun"]):
                 await self._reach()
                 response = await self._http().get("/v1/status")
                 if response.status_code != 200:
-                    raise _api.failure(response.status_code, response.content)
+                    raise _api.failure(self._folder, response.status_code, response.content)
                 return _api.status_of(self._folder, response.content)
             except _api.transient() as error:
                 await asyncio.sleep(patience.delay_s(error))
@@ -181,7 +181,7 @@ class AsyncRun(AbstractAsyncContextManager["AsyncRun"]):
         await self._reach()
         async with self._http().stream("GET", path, params=query, timeout=timeout) as response:
             if response.status_code != 200:
-                raise _api.failure(response.status_code, await response.aread())
+                raise _api.failure(self._folder, response.status_code, await response.aread())
             async for line in response.aiter_lines():
                 yield line
 
@@ -201,7 +201,7 @@ class AsyncRun(AbstractAsyncContextManager["AsyncRun"]):
             try:
                 response = await self._http().post("/v1/scale", json=body)
                 if response.status_code not in (200, 202):
-                    raise _api.failure(response.status_code, response.content)
+                    raise _api.failure(self._folder, response.status_code, response.content)
                 return Scaled.from_json(response.json())
             except _api.transient() as error:
                 await asyncio.sleep(patience.delay_s(error))

@@ -160,7 +160,7 @@ class Run(AbstractContextManager["Run"]):
                 _api.reach(self._folder)
                 response = self._http().get("/v1/status")
                 if response.status_code != 200:
-                    raise _api.failure(response.status_code, response.content)
+                    raise _api.failure(self._folder, response.status_code, response.content)
                 return _api.status_of(self._folder, response.content)
             except _api.transient() as error:
                 time.sleep(patience.delay_s(error))
@@ -296,7 +296,7 @@ class Run(AbstractContextManager["Run"]):
                 _api.reach(self._folder)
                 with self._http().stream("GET", "/v1/logs/raw", params=selection.query()) as response:
                     if response.status_code != 200:
-                        raise _api.failure(response.status_code, response.read())
+                        raise _api.failure(self._folder, response.status_code, response.read())
                     skip = sent
                     for chunk in response.iter_raw():
                         if fresh := chunk[skip:]:
@@ -313,7 +313,7 @@ class Run(AbstractContextManager["Run"]):
         _api.reach(self._folder)
         with self._http().stream("GET", path, params=query, timeout=timeout) as response:
             if response.status_code != 200:
-                raise _api.failure(response.status_code, response.read())
+                raise _api.failure(self._folder, response.status_code, response.read())
             yield from response.iter_lines()
 
     def scale(
@@ -341,7 +341,7 @@ class Run(AbstractContextManager["Run"]):
             try:
                 response = self._http().post("/v1/scale", json=body)
                 if response.status_code not in (200, 202):
-                    raise _api.failure(response.status_code, response.content)
+                    raise _api.failure(self._folder, response.status_code, response.content)
                 return Scaled.from_json(response.json())
             except _api.transient() as error:
                 time.sleep(patience.delay_s(error))

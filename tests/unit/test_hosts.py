@@ -12,10 +12,10 @@ import pytest
 
 import sky_monarch
 from sky_monarch.controller.tunnel import tunnelled_bytes
-from sky_monarch.errors import LaunchError
+from sky_monarch.errors import ChannelError, LaunchError
 from sky_monarch.launch import local
 from sky_monarch.launch.folder import Phase, RunFolder, write_json
-from sky_monarch.sdk import Run
+from sky_monarch.sdk import Run, _api
 
 DOUBLE = Path(__file__).with_name("controller_double.py")
 HOSTS = [
@@ -218,6 +218,49 @@ def test_a_run_of_another_version_is_not_taken_up_again(env, tmp_path):
 
     assert sky_monarch.__version__ in str(caught.value)
     assert "pip install sky-monarch==9.9.9" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize("launched", ["0.0.9", "9.9.9"], ids=["older", "newer"])
+@pytest.mark.parametrize("reached", ["here", "here, in another environment", "on a cluster"])
+def test_what_a_run_of_another_version_refuses_is_said_in_one_line_with_both_and_the_remedy(  # H56
+    cli, folder, launched, reached
+):
+    write_json(folder.path / "run.json", {**folder.info, "version": launched})
+    python = sys.executable if reached == "here" else "/opt/other/bin/python"
+    write_json(folder.path / "agent.json", {"services": [{"argv": [python]}]})
+    if reached == "on a cluster":
+        write_json(folder.path / "run.json", {**folder.info, "head": "x-head"})
+    remedy = f"`pip install sky-monarch=={launched}`"
+    if "environment" in reached:
+        remedy = "`/opt/other/bin/python -m sky_monarch` is the one that launched it"
+
+    said = str(_api.failure(folder, 404, b"no such route"))
+    assert said.startswith("the controller answered 404; ")
+    assert (
+        f"{folder.run_id} was launched by sky-monarch {launched}, and this is {sky_monarch.__version__}"
+        in said
+    )
+    assert remedy in (_api.failure(folder, 404, b"no such route").hint or "")
+    for odd in (b"[]", b'{"hosts": 5}', b'{"groups": [[]]}'):
+        with pytest.raises(ChannelError, match=r"cannot be read; .* was launched by"):
+            _api.status_of(folder, odd)
+    if reached != "on a cluster":
+        (folder.path / "status.json").write_text('{"groups": [[]]}')
+        done = cli("status", "x", "--json")
+        assert done.returncode == ChannelError.exit_code
+        error = json.loads(done.stdout)["error"]
+        assert launched in error["message"]
+        assert sky_monarch.__version__ in error["message"]
+        assert remedy in error["hint"]
+        assert "Traceback" not in done.stderr
+
+
+def test_what_a_run_of_this_version_refuses_says_nothing_of_versions(folder):
+    write_json(folder.path / "run.json", {**folder.info, "version": sky_monarch.__version__})
+
+    assert str(_api.failure(folder, 404, b"")) == "the controller answered 404"
+    busy = _api.failure(folder, 409, b'{"error": {"message": "its agent is away", "hint": null}}')
+    assert str(busy) == "its agent is away"
 
 
 def test_bytes_of_the_tunnel_are_those_of_all_hosts_and_none_where_nobody_counts_them(tmp_path) -> None:
