@@ -407,6 +407,63 @@ def test_a_plan_needs_neither_skypilot_nor_a_network(tmp_path):
     assert "\x1b" not in done.stdout + done.stderr
 
 
+@pytest.mark.parametrize(
+    ("more", "code", "words"),
+    [
+        (["--dry-run"], 0, "nothing was started (--dry-run)"),
+        ([], 2, "hint: give -y"),
+        (["--json"], 2, "hint: give -y"),
+    ],
+    ids=["dry-run", "unasked", "unasked-json"],
+)
+def test_up_without_a_terminal_and_a_network_waits_for_nobody_and_leaves_its_state_as_it_was(
+    tmp_path, more, code, words
+):
+    (tmp_path / "job.yaml").write_text(SLURM)
+    ended = tmp_path / "state/runs/old-20261130-120000-abcd"
+    ended.mkdir(parents=True)
+    (ended / "run.json").write_text('{"run_id": "old-20261130-120000-abcd", "name": "old"}')
+    (ended / "final.json").write_text('{"run_id": "old-20261130-120000-abcd", "state": "SUCCEEDED"}')
+
+    def state() -> dict[str, tuple[int, bytes]]:
+        return {
+            str(path): (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"")
+            for path in [tmp_path / "state", *(tmp_path / "state").rglob("*")]
+        }
+
+    before = state()
+    command = (
+        "import socket, sys\n"
+        "def connect(*_): raise AssertionError('it asks somebody')\n"
+        "look_up = socket.getaddrinfo\n"
+        "def numbers(*words, **more): return look_up(*words, **{**more, 'flags': socket.AI_NUMERICHOST})\n"
+        "socket.socket.connect, socket.getaddrinfo = connect, numbers\n"
+        "from sky_monarch.launch import skypilot\n"
+        "skypilot.installed = lambda: True\n"
+        "from sky_monarch.__main__ import main\n"
+        "main()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", command, "up", "job.yaml", "--head-address", "127.0.0.1", *more],
+        cwd=tmp_path,
+        env={**os.environ, "SKY_MONARCH_STATE_DIR": str(tmp_path / "state")},
+        stdin=subprocess.PIPE,  # open, and nobody writes: who asks waits for ever
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        try:
+            assert process.wait(60) == code, process.stderr.read()
+            said = process.stderr.read()
+        finally:
+            process.kill()
+    assert words in said
+    assert "asks somebody" not in said
+    assert state() == before
+
+
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)
 def test_each_template_is_a_valid_job_that_is_planned_and_short_enough_to_read(path):
     checked = check_job(path)
