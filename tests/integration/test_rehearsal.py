@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from sky_monarch.launch.folder import Phase
-from sky_monarch.launch.process import carrying
-from tests.support.processes import is_alive, send
+from sky_monarch.launch.process import Process, carrying
+from tests.support.processes import is_alive, parent_of, send
 from tests.support.runs import FREE_RANK, Workbench, pid_of
 from tests.support.waiting import eventually
 
@@ -138,3 +138,51 @@ def test_a_rehearsal_that_cannot_be_starts_nothing(workbench: Workbench) -> None
     assert not (workbench.home / "runs").exists()
     dry = json.loads(workbench.cli("up", str(job), "--hosts", "2", "--dry-run", "--json").stdout)
     assert [host["name"] for host in dry["hosts"]] == ["head", "no-h0", "no-h1"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("began", [True, False], ids=["others train", "nobody trains"])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["switched off", "told"])
+def test_a_host_that_is_taken_away_in_its_setup_is_had_again_and_no_setup_has_failed(
+    workbench: Workbench, how: signal.Signals, began: bool
+) -> None:
+    # The first of all setups waits to be interrupted, the others for a word of the test.
+    first = "mkdir been && echo $$ > pid && mv pid been && sleep 300"
+    setup = f"cd {workbench.folder}; {first}; until [ -e go ]; do sleep 0.1; done"
+    job = job_of(workbench, "set", setup=setup, lighthouse={"join_timeout_s": 3})
+    if began:
+        workbench.gate.touch()
+    name = workbench.up(job, "--hosts", "2")
+    folder = workbench.folder_of(name)
+
+    def victim_of() -> tuple[str, ...]:
+        """The host whose setup sleeps, and the other one."""
+        pid = int((workbench.folder / "been/pid").read_text())
+        above = [Process(pid, 0).arguments()]
+        while (pid := parent_of(pid)) > 1:
+            above.append(Process(pid, 0).arguments())
+        told = "\n".join(word for words in above for word in words)
+        return tuple(sorted(("set-h0", "set-h1"), key=lambda host: f"/hosts/{host}-a1" not in told))
+
+    eventually((workbench.folder / "been/pid").exists, within_s=60, comes_always=True)
+    victim, other = victim_of()
+    mine, theirs = (int(host[-1]) for host in (victim, other))
+
+    def trains(replica: int) -> dict:
+        status = workbench.status(name)
+        assert (status["groups"][replica]["step"] or 0) > 3, (status["state"], status["reason"])
+        return status
+
+    before = eventually(lambda: trains(theirs), within_s=60, comes_always=True) if began else None
+    leader = json.loads((folder.path / f"hosts/{victim}-a1/process.json").read_text())["pid"]
+    (os.killpg if how is signal.SIGKILL else os.kill)(leader, how)
+    workbench.gate.touch()
+
+    after = eventually(lambda: trains(mine), within_s=90)
+    assert after["state"] == "RUNNING", after["reason"]
+    attempts = {host["host"]: host["attempt"] for host in after["hosts"]}
+    assert attempts == {victim: 2, other: 1}, "it alone is had again"
+    assert after["groups"][mine]["restarts"] == 0
+    assert before is None or pid_of(after, theirs) == pid_of(before, theirs)
+    told = {event["state"] for event in workbench.events(name) if event["event"] == "run_state"}
+    assert not told & {"FAILED_SETUP", "FAILED", "STOPPING"}
