@@ -11,7 +11,7 @@ import pytest
 
 from sky_monarch.launch.folder import Phase
 from sky_monarch.launch.process import Process, carrying
-from tests.support.processes import is_alive, parent_of, send
+from tests.support.processes import is_alive, parent_of, send, with_variable
 from tests.support.runs import FREE_RANK, Workbench, pid_of
 from tests.support.waiting import eventually
 
@@ -186,3 +186,33 @@ def test_a_host_that_is_taken_away_in_its_setup_is_had_again_and_no_setup_has_fa
     assert before is None or pid_of(after, theirs) == pid_of(before, theirs)
     told = {event["state"] for event in workbench.events(name) if event["event"] == "run_state"}
     assert not told & {"FAILED_SETUP", "FAILED", "STOPPING"}
+
+
+@pytest.mark.slow
+def test_a_warning_that_reaches_every_process_of_a_host_takes_that_host_out_in_order(
+    workbench: Workbench,
+) -> None:
+    # As Slurm does it without `B:`: whoever has not heard of the signal ends by it.
+    job = job_of(workbench, "warn", recovery={"standby": 1}, lighthouse={"join_timeout_s": 3})
+    name = workbench.up(job, "--hosts", "2")
+    before = workbench.wait_for_step(name, 10)
+    folder = workbench.folder_of(name)
+    everybody = with_variable("SKYPILOT_TASK_ID", f"sky-local-{folder.run_id}_warn-h1_1")
+    assert len(everybody) > 3, everybody
+
+    send(everybody, signal.SIGUSR1)
+
+    def back() -> dict:
+        now = workbench.status(name)
+        assert host_of(now, "warn-h1")["attempt"] == 2
+        assert (now["state"], now["groups"][1]["generation"] > 1) == ("RUNNING", True), now["reason"]
+        assert (now["groups"][1]["step"] or 0) > before["step"] + 5
+        return now
+
+    after = eventually(back, within_s=90)
+    leaving = [event for event in workbench.events(name) if event["event"] == "host_leaving"]
+    assert [(event["host"], event["kind"]) for event in leaving] == [("warn-h1", "sigusr1")]
+    assert pid_of(after, 0) == pid_of(before, 0)
+    # A rank that knows nothing of the signal ends by it, at worst before its agent has heard: one restart, no more.
+    assert after["groups"][1]["restarts"] <= 1
+    assert not {pid for pid in everybody if is_alive(pid)}
