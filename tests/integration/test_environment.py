@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from tests.support.files import holders
-from tests.support.runs import FREE_RANK, Workbench
+from tests.support.runs import FREE_RANK, ROOT, Workbench
 from tests.support.waiting import eventually
 
 DUMP = """
@@ -103,3 +103,31 @@ def test_a_run_needs_no_host_name_that_resolves(workbench: Workbench) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert workbench.status("nameless")["state"] == "SUCCEEDED"
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("variable", "value"), [("GLOO_SOCKET_IFNAME", "^lo"), ("NCCL_SOCKET_IFNAME", "nosuch0")]
+)
+def test_an_interface_that_is_not_there_ends_a_run_with_its_name_and_those_that_are(
+    workbench: Workbench, variable: str, value: str
+) -> None:
+    job = workbench.job(
+        "nowhere",
+        run=f"{sys.executable} {ROOT}/examples/train.py --steps 5",
+        replicas=2,
+        min_replicas=2,
+        envs={variable: value},
+        recovery={"max_restarts": 0},
+    )
+
+    done = workbench.cli("up", str(job), timeout_s=90)
+
+    assert done.returncode == 4, done.stderr
+    screen = "\n".join((done.stdout + done.stderr).splitlines()[-24:])
+    assert f"{variable} is {value!r}" in screen, screen
+    assert "this host has " in screen
+    assert "lo" in screen.partition("this host has ")[2].splitlines()[0]
+    (begun, *_) = (one["wall_ms"] for one in workbench.events("nowhere") if one["event"] == "rank_spawned")
+    ended = next(one["wall_ms"] for one in workbench.events("nowhere") if one["event"] == "rank_exited")
+    assert ended - begun < 60_000, "nobody waits for a quorum or a connection first"

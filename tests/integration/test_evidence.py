@@ -224,3 +224,8 @@ def test_the_one_that_the_others_wait_for_is_named(workbench: Workbench) -> None
         return "replica 2 is slow: its steps take" in workbench.cli("status", name).stdout
 
     eventually(is_told, within_s=60)
+    status = workbench.status(name)
+    assert [(one["generation"], one["restarts"]) for one in status["groups"]] == [(1, 0)] * 3, (
+        "nobody is ended"
+    )
+    assert status["state"] == "RUNNING"
