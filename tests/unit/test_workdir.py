@@ -114,8 +114,9 @@ names = st.sampled_from(
     ]
 )
 paths = st.lists(names, min_size=1, max_size=4).map("/".join)
+# Not `a**`: what that means beneath a folder is by chance in git 2.39 (wildmatch.c compares the wrong pointers).
 GLOBS = r"""
-a *.log data dataset/* **/data a/** a/**/b x.* ? * ** a/*/b d*t data/* data/** /** a/b/** a** **a/b a//b Ä à
+a *.log data dataset/* **/data a/** a/**/b x.* ? * ** a/*/b d*t data/* data/** /** a/b/** **a/b a//b Ä à
 [ab] [!a] [^a] [b-a] [a-c] []a] [a/] [q] [\]q] \[q\] [[:alpha:]] x[[:punct:]]tmp [a \!odd \#odd a\
 """
 globs = st.sampled_from([*GLOBS.split(), "sp ace", "end\\ ", "end ", "tab\t"])
@@ -164,9 +165,44 @@ def test_whatever_the_rules_are_it_is_what_git_lists_with_git_and_without_it(fil
         assert set(list_workdir(folder).files) == oracle(folder)
 
 
-def oracle(folder: Path) -> set[str]:
+def oracle(folder: Path, *where: str) -> set[str]:
     """What git itself would take along."""
-    return set(git(folder, "ls-files", "-coz", "--exclude-standard").rstrip("\0").split("\0")) - {""}
+    return set(git(folder, *where, "ls-files", "-coz", "--exclude-standard").rstrip("\0").split("\0")) - {""}
+
+
+@pytest.mark.parametrize("negated", ["", "*\n!*/\n!"], ids=["ignored", "taken back"])
+def test_each_kind_of_rule_alone_means_what_it_does_to_git(tmp_path, negated):
+    files = {
+        "a/b/x.log",
+        "a/b/c",
+        "a/x.tmp",
+        "a/data/b",
+        "b/a/b",
+        "b/data/a",
+        "data/a",
+        "dataset/a",
+        "d",
+        "x.log",
+    }
+    more = {
+        "b/dataset/data/q",
+        "[q]",
+        "à",
+        "Ä/a",
+        "ab/b",
+        "!odd",
+        "#odd",
+        "sp ace/end ",
+        "q]/tab\t",
+        "dt/a/c/b",
+    }
+    folder = written(tmp_path / "job", files | more, {})
+    git(folder, "init", "--quiet", "--bare", str(tmp_path / "git"))
+    where = (f"--git-dir={tmp_path / 'git'}", f"--work-tree={folder}")
+    for glob in [*GLOBS.split(), "sp ace", "end\\ ", "end ", "tab\t"]:
+        for line in (glob, f"/{glob}", f"{glob}/"):
+            (folder / ".gitignore").write_text(f"{negated}{line}\n")
+            assert set(list_workdir(folder).files) == oracle(folder, *where), line
 
 
 def test_what_is_tracked_is_shipped_although_it_is_ignored_unless_it_was_deleted(tree):
