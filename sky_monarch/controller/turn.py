@@ -20,6 +20,7 @@ from sky_monarch.controller.model import (
 )
 
 __all__ = [
+    "LAST_READ",
     "SILENCES",
     "Turn",
     "agent_timer",
@@ -32,6 +33,8 @@ __all__ = [
 
 SILENCES = ("agent:", "doubt:")
 """What timers begin with for somebody who is not heard of: they count only while we could hear."""
+LAST_READ = ("reap", "empty:")
+"""What timers begin with after which hosts go, and with them what they know of the output."""
 
 _MOST_NAMES = 8
 

@@ -308,6 +308,26 @@ class Run(AbstractContextManager["Run"]):
                 time.sleep(patience.delay_s(error))
         yield from _archive.skip_bytes(_archive.log_bytes(self._folder, selection), sent)
 
+    def output_tar(self, max_bytes: int, *, limit_s: float) -> Iterator[bytes]:
+        """The newest of what ranks printed, from the controller: a tar file in pieces.
+
+        Raises:
+            ChannelError: It does not answer, or is too slow.
+        """
+        deadline = time.monotonic() + limit_s
+        _api.reach(self._folder)
+        query = {"max_bytes": str(max_bytes)}
+        try:
+            with self._http().stream("GET", "/v1/logs/archive", params=query) as response:
+                if response.status_code != 200:
+                    raise _api.failure(response.status_code, response.read())
+                for piece in response.iter_raw():
+                    yield piece
+                    if time.monotonic() > deadline:
+                        raise ChannelTimeoutError(f"it did not come within {limit_s:.0f} s")
+        except _api.transient() as error:
+            raise ChannelTimeoutError(f"the controller does not answer: {error}") from error
+
     def _stream(self, path: str, query: dict[str, str], *, follow: bool) -> Iterator[str]:
         timeout = _api.timeout(path, follow=follow)
         _api.reach(self._folder)
