@@ -12,6 +12,7 @@ import typer
 
 from sky_monarch.cli import _output
 from sky_monarch.cli._complete import run_names
+from sky_monarch.cli._events import size_text
 from sky_monarch.errors import ConfigError, SkyMonarchError
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def _say_what_is_gone(run: Run) -> None:
         output = run.status(patience_s=_PATIENCE_S).output
         if output is not None and output.dropped_bytes:
             _output.say(
-                f"of this run {output.dropped_bytes} bytes of output are not kept any more "
+                f"of this run {size_text(output.dropped_bytes)} of output are not kept any more "
                 "(`logs.archive_mib` and `logs.segments` of the job are the limits)"
             )
 

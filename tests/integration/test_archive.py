@@ -141,7 +141,7 @@ def test_of_a_flood_the_newest_is_kept_the_rest_is_counted_and_others_lose_nothi
     eventually(lambda: b"1.1 quiet" in archived(folder, 1), within_s=20)
     status = workbench.status("flood")
     kept, dropped = status["output"]["kept_bytes"], status["output"]["dropped_bytes"]
-    assert kept <= 8 << 20
+    assert kept <= 8 << 20, "the limit holds"
     on_disk = sum(path.stat().st_size for path in (folder.path / "logs").glob("*/*.log"))
     assert on_disk <= 8 << 20
     assert 100 << 20 <= kept + dropped <= (100 << 20) + 1000, "not a byte is unaccounted for"
@@ -202,7 +202,7 @@ def test_the_output_comes_home_before_a_head_that_is_a_cluster_goes(workbench: W
         if logs.exists():
             logs.rename(logs.with_name("unreachable"))
     found = texts(workbench, "home")
-    assert [line for line in found if line.endswith("far")] == ["0.1 far", "1.1 far"]
+    assert [line for line in found if line.endswith("far")] == ["0.1 far", "1.1 far"], "it came home"
     assert workbench.cli("logs", "home", "--replica", "1", "--rank", "0").stdout.startswith("born 1.1 of ")
     status = workbench.status("home")
     on_disk = sum(path.stat().st_size for path in (folder.path / "logs").glob("*/*.log"))
