@@ -31,7 +31,7 @@ def status(
     from sky_monarch import sdk
 
     if name is not None:
-        one = sdk.status(name)
+        one = sdk.glance(name)
         return print_json(one.to_json()) if json else _details(one)
     found = sdk.runs(ended=all_)
     if json:

@@ -23,7 +23,7 @@ __all__ = ["Collector", "Origin", "slot_of"]
 
 _log = structlog.get_logger()
 
-_BYTES_PER_S = 16 << 20
+_BYTES_PER_S = 8 << 20
 _BURST_S = 0.05
 _SOON_S, _LATER_S = 0.25, 2.0
 _PER_PROCESS_S = 0.01

@@ -321,8 +321,8 @@ class Controller:
             "incarnation": item.incarnation,
             "received_ns": received_ns,
         }
-        self._append(row)
         self.outputs.happened(item.host, row)
+        self._append(row)
 
     def _record(self, row: dict[str, Any]) -> None:
         """Journal one thing of our own and do what follows from it."""

@@ -20,6 +20,7 @@ from sky_monarch.launch.placement import cluster_name
 from sky_monarch.launch.process import carrying
 from sky_monarch.sdk import _api, _archive
 from sky_monarch.sdk._archive import Selection
+from sky_monarch.sdk._glance import silent_status
 from sky_monarch.sdk._http import load_httpx
 from sky_monarch.sdk.scaling import Scaled, require_live, scale_body
 from sky_monarch.sdk.types import Event, LogLine, RunStatus
@@ -158,12 +159,25 @@ class Run(AbstractContextManager["Run"]):
                 return known
             try:
                 _api.reach(self._folder)
-                response = self._http().get("/v1/status")
+                response = self._http().get("/v1/status", timeout=_api.timeout(patience_s=patience_s))
                 if response.status_code != 200:
                     raise _api.failure(response.status_code, response.content)
                 return _api.status_of(self._folder, response.content)
             except _api.transient() as error:
                 time.sleep(patience.delay_s(error))
+
+    def glance(self, *, patience_s: float = 2.5) -> RunStatus:
+        """The same within a few seconds, whatever its controller does.
+
+        Where that does not answer, ``reason`` says so, and the rest is what the files of the run tell.
+
+        Args:
+            patience_s: Longest wait for the controller, with a margin of the same length for one that hangs.
+        """
+        try:
+            return self.status(patience_s=patience_s)
+        except ChannelError as error:
+            return silent_status(self._folder, str(error))
 
     def wait(self, *, timeout_s: float | None = None) -> RunStatus:
         """Wait for the end of the run, and for its processes to be gone.
