@@ -95,15 +95,13 @@ class Archive:
         self.dropped = _dropped(self._counts)
 
     def _load(self, foreign: frozenset[int]) -> None:
-        with suppress(OSError):
-            for folder in self._logs.iterdir():
-                match = _SLOT.fullmatch(folder.name)
-                if match is None or (match[1] is not None and int(match[1]) in foreign):
-                    continue
-                for path in folder.iterdir():
-                    if name := _SEGMENT.fullmatch(path.name):
-                        segment = _Segment(int(name[2]), path.stat().st_size, path)
-                        self._add(folder.name, int(name[1]), segment)
+        for folder in _entries(self._logs):
+            match = _SLOT.fullmatch(folder.name)
+            if match is None or (match[1] is not None and int(match[1]) in foreign):
+                continue
+            for path in _entries(folder):
+                if name := _SEGMENT.fullmatch(path.name):
+                    self._add(folder.name, int(name[1]), _Segment(int(name[2]), path.stat().st_size, path))
         for slot, streams in self._streams.items():
             for generation, segments in streams.items():
                 segments.sort(key=lambda one: one.base)
@@ -251,6 +249,13 @@ class Archive:
     def _free(self) -> int:
         found = os.statvfs(self._counts.parent)
         return found.f_bavail * found.f_frsize
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def _dropped(path: Path) -> dict[str, int]:

@@ -26,12 +26,12 @@ _log = structlog.get_logger()
 _BYTES_PER_S = 8 << 20
 _BURST_S = 0.05
 _SOON_S, _LATER_S = 0.25, 2.0
-_PER_PROCESS_S = 0.01
-"""A hundred questions a second at the most, however many ranks there are."""
+_PER_PROCESS_S = 0.005
+"""Two hundred questions a second at the most while nothing is printed, however many ranks there are."""
 _CHUNKS_A_TURN = 16
 """Of one process, before the others of its host are asked for theirs."""
-_NEWEST = 8
-"""Generations of a process that may still grow."""
+_OPEN = 8
+"""Generations of a process that are asked for in one turn, the oldest first: one as a rule, two while one ends."""
 _DISK_AGAIN_S = 5.0
 
 
@@ -58,11 +58,33 @@ class _Follower:
     Attributes:
         stirred: Something ended there: its last words are asked for at once.
         whole_s: When the newest round began that left nothing.
+        processes: How many it asks for.
     """
 
     task: asyncio.Task[None]
     stirred: asyncio.Event
     whole_s: float = -1.0
+    processes: int = 0
+
+
+@dataclasses.dataclass(slots=True)
+class _Done:
+    """Which generations of a process are over and here: all up to ``through``, and some above."""
+
+    through: int
+    above: set[int] = dataclasses.field(default_factory=set)
+
+    def left(self, known: tuple[int, ...]) -> list[int]:
+        return [one for one in known if one > self.through and one not in self.above]
+
+    def add(self, generation: int, known: tuple[int, ...]) -> None:
+        self.above.add(generation)
+        for one in known:
+            if one > self.through:
+                if one not in self.above:
+                    return
+                self.above.discard(one)
+                self.through = one
 
 
 def slot_of(process: Process) -> str:
@@ -97,7 +119,7 @@ class Collector:
         self._bytes_per_s = bytes_per_s
         self._free_s = 0.0
         self._followers: dict[str, _Follower] = {}
-        self._done: dict[str, int] = {}
+        self._done: dict[str, _Done] = {}
         self._told: set[str] = set()
         # One thread: what it does is in order, and a disk that hangs holds nothing else.
         self._files = ThreadPoolExecutor(max_workers=1, thread_name_prefix="archive")
@@ -132,12 +154,21 @@ class Collector:
         if (follower := self._followers.get(host)) is not None:
             follower.stirred.set()
 
-    def has_all(self, since_s: float) -> bool:
-        """Whether all that was printed before ``since_s`` is here (by the loop's clock), where anybody has it still."""
-        for follower in self._followers.values():
-            if follower.whole_s < since_s:
-                follower.stirred.set()
-        return all(follower.whole_s >= since_s for follower in self._followers.values())
+    def has_all(self, since_s: float, *, host: str | None = None) -> bool:
+        """Whether all that was printed before ``since_s`` is here (by the loop's clock), where anybody has it still.
+
+        Args:
+            since_s: When.
+            host: Of this one; None: of all.
+        """
+        late = [
+            follower
+            for name, follower in self._followers.items()
+            if host in (None, name) and follower.whole_s < since_s
+        ]
+        for follower in late:
+            follower.stirred.set()
+        return not late
 
     def close(self) -> None:
         """Follow nobody any more, and write down what is gone."""
@@ -150,12 +181,12 @@ class Collector:
         loop = asyncio.get_running_loop()
         delay_s = _SOON_S
         while True:
-            began_s, count = loop.time(), 0
+            began_s, processes = loop.time(), list[Process]()
             moved, whole, pause_s = False, True, 0.0
             stirred.clear()
             try:
-                for process in self._origin.processes_on(host):
-                    count += 1
+                processes = self._origin.processes_on(host)
+                for process in processes:
                     more, rest = await self._advance(process)
                     moved, whole = moved or more, whole and not rest
             except ChannelError as error:
@@ -167,8 +198,9 @@ class Collector:
             except Exception:  # noqa: BLE001  (a defect here must not be the end of who supervises the run)
                 _log.exception("output cannot be collected", host=host)
                 whole, moved, pause_s = False, False, _DISK_AGAIN_S
-            if whole and (follower := self._followers.get(host)) is not None:
-                follower.whole_s = began_s
+            if (follower := self._followers.get(host)) is not None:
+                follower.processes = len(processes)
+                follower.whole_s = began_s if whole else follower.whole_s
             if not whole and moved:
                 continue  # it has more: the pace is kept by each piece
             delay_s = _SOON_S if moved else min(_LATER_S, delay_s * 2)
@@ -177,7 +209,8 @@ class Collector:
             if pause_s:
                 await asyncio.sleep(pause_s)  # whoever stirs cannot make room on a disk
             try:
-                async with asyncio.timeout(max(delay_s, count * _PER_PROCESS_S)):
+                every = sum(follower.processes for follower in self._followers.values())
+                async with asyncio.timeout(max(delay_s, every * _PER_PROCESS_S)):
                     await stirred.wait()
             except TimeoutError:
                 pass
@@ -188,9 +221,10 @@ class Collector:
         known = self._origin.generations(process)
         done = self._done.get(slot)
         if done is None:  # an earlier controller has brought what came before the newest that is here
-            done = self._done[slot] = max(self.archive.generations(slot), default=1) - 1
+            done = self._done[slot] = _Done(max(self.archive.generations(slot), default=1) - 1)
         moved, left = False, _CHUNKS_A_TURN
-        for generation in [one for one in known if one > done][-_NEWEST:]:
+        wanted = done.left(known)
+        for generation in wanted[:_OPEN]:
             while True:
                 if not left:
                     return moved, True
@@ -203,10 +237,9 @@ class Collector:
                 await self._keep(process, generation, chunk)
                 if chunk.eof:
                     break
-            is_next = all(one <= self._done[slot] for one in known if one < generation)
-            if chunk.eof and is_next and generation < known[-1]:
-                self._done[slot] = generation
-        return moved, False
+            if chunk.eof and generation < known[-1]:
+                done.add(generation, known)
+        return moved, len(wanted) > _OPEN
 
     async def _keep(self, process: Process, generation: int, chunk: Chunk) -> None:
         loop, slot = asyncio.get_running_loop(), slot_of(process)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from sky_monarch.controller.questions import CHUNK_BYTES, Chunk, Process, Questions
-from sky_monarch.errors import ChannelClosedError, ChannelError
+from sky_monarch.errors import ChannelError
 from sky_monarch.launch.output import missing_text
 
 __all__ = ["KeptOutput", "Line", "LogReader", "Source"]
@@ -65,14 +65,6 @@ class Source(Protocol):
 
     def ended(self) -> bool:
         """Whether the run is over."""
-        ...
-
-    def host_of(self, process: Process) -> str:
-        """Where a process is by now: a group may go on elsewhere."""
-        ...
-
-    def awaited(self, host: str) -> bool:
-        """Whether a host is provisioned and its agent is not there: another one may come."""
         ...
 
 
@@ -243,16 +235,10 @@ class LogReader:
 
     async def _advance(self, cursor: _Cursor, *, follow: bool) -> AsyncIterator[list[Line]]:
         """Hand on what one process has written by now."""
-        host = self._source.host_of(cursor.process)
         if not cursor.enter(self._source):
             return
         while True:
-            try:
-                chunk = await self.read(cursor.process, cursor.generation, cursor.offset, CHUNK_BYTES)
-            except ChannelClosedError:
-                if self._source.awaited(host):
-                    return  # it was lost before anything of its output was here
-                raise
+            chunk = await self.read(cursor.process, cursor.generation, cursor.offset, CHUNK_BYTES)
             if chunk.data:
                 cursor.silent_since_s = None
                 if chunk.offset > cursor.offset:

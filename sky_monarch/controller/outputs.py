@@ -95,7 +95,8 @@ class Outputs:
             return False
         now_s = asyncio.get_running_loop().time()
         since_s = self._held.setdefault(timer, now_s)
-        if now_s - since_s < _HOLD_S and not self._collector.has_all(since_s):
+        _, _, host = timer.partition(":")
+        if now_s - since_s < _HOLD_S and not self._collector.has_all(since_s, host=host or None):
             return True
         del self._held[timer]
         return False
@@ -148,10 +149,6 @@ class Outputs:
         if process.replica is None or (group := self._state.groups[process.replica]).span is not None:
             return process.host
         return group.host
-
-    def awaited(self, host: str) -> bool:
-        """Whether a host is provisioned and its agent is not there: another one may come."""
-        return self._is_provisioned(host) and not self._agents.connected(host)
 
     def is_archived(self, process: Process) -> bool:
         """Whether its host is another one, which may be gone tomorrow."""

@@ -153,12 +153,6 @@ def test_a_silent_stream_shows_signs_of_life(monkeypatch: pytest.MonkeyPatch) ->
         def ended(self) -> bool:
             return False
 
-        def host_of(self, process: Process) -> str:
-            return process.host
-
-        def awaited(self, host: str) -> bool:
-            return False
-
     monkeypatch.setattr("sky_monarch.controller.logs._KEEP_ALIVE_S", 0.1)
     source = Silent()
     questions = Questions(source.send, lambda process, generation: (process.host, generation))

@@ -224,6 +224,13 @@ def test_a_successor_goes_on_from_the_newest_that_is_here(host: Host, tmp_path: 
     assert found.end("r0-0", 199) == len(b"life 199\n")
 
 
+def test_a_generation_that_never_ends_hides_none_after_it(host: Host, tmp_path: Path) -> None:
+    host.logs = {(0, number): b"life %d\n" % number for number in range(1, 41)}
+    host.complete = {(0, number) for number in range(1, 40)} - {(0, 3), (0, 11)}
+    found, _ = collected(host, tmp_path)
+    assert found.generations("r0-0") == tuple(range(1, 41))
+
+
 def test_output_takes_no_more_than_its_share_of_the_line(host: Host, tmp_path: Path) -> None:
     host.logs = {(0, 1): b"z" * 3 * MIB}
     began = time.monotonic()
