@@ -48,7 +48,7 @@ def logs(
 
     _output.use_json(json)
     with sdk.attach(name) as run:
-        one = setup or (replica is not None and rank is not None)
+        one = len(run.hosts) < 2 if setup else replica is not None and rank is not None
         if one and not follow and tail is None and not json:
             chunks = run.log_bytes(replica=replica, rank=rank, generation=generation, setup=setup)
             is_empty = _write(chunks)

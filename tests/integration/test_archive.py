@@ -95,7 +95,7 @@ def last_words(folder: RunFolder, replica: int) -> bytes:
 
 
 def test_what_a_lost_host_printed_is_told_and_so_it_is_after_the_end(workbench: Workbench) -> None:
-    folder = start(workbench, "kept")
+    folder = start(workbench, "kept", setup="echo prepared")
     (workbench.folder / "say-before").touch()
     eventually(
         lambda: b"1.1 before" in archived(folder, 1), within_s=30, what="it is kept while it is printed"
@@ -119,6 +119,7 @@ def test_what_a_lost_host_printed_is_told_and_so_it_is_after_the_end(workbench: 
     assert exact == f"born 1.1 of {CANARY}\n1.1 before\n"
     assert texts(workbench, "kept", "--replica", "1", "--tail", "1", "--generation", "1") == ["1.1 before"]
 
+    assert workbench.cli("logs", "kept", "--setup").stdout.splitlines().count("[setup] prepared") == 3
     (workbench.folder / "say-last").touch()
     eventually(lambda: f"1.{next(iter(second))} last" in texts(workbench, "kept"), within_s=20)
     done = workbench.cli("down", "kept", "--grace", "2")
@@ -127,6 +128,8 @@ def test_what_a_lost_host_printed_is_told_and_so_it_is_after_the_end(workbench: 
     assert after.count("0.1 last") == 1
     assert after[:3] == [f"born 0.1 of {CANARY}", "0.1 before", "0.1 last"], after
     assert after[3:5] == [f"born 1.1 of {CANARY}", "1.1 before"], after
+
+    assert texts(workbench, "kept", "--setup") == ["prepared"] * 3, "of each attempt at each host"
 
     bundle = workbench.folder / "bundle.tar.gz"
     assert workbench.cli("debug-bundle", "kept", "-o", str(bundle)).returncode == 0

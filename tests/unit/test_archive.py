@@ -136,7 +136,11 @@ class Host:
         self.asked: list[tuple[int, int, int]] = []
         self.under_way = self.most_under_way = 0
         self.delay_s = 0.0
-        self.questions = Questions(self.send, lambda process, generation: (process.host, generation))
+        self.gone: set[int] = set()
+        self.questions = Questions(
+            self.send,
+            lambda process, generation: None if generation in self.gone else (process.host, generation),
+        )
 
     def send(self, host: str, command: Mapping[str, Any]) -> bool:
         self.under_way += 1
@@ -229,6 +233,15 @@ def test_a_generation_that_never_ends_hides_none_after_it(host: Host, tmp_path: 
     host.complete = {(0, number) for number in range(1, 40)} - {(0, 3), (0, 11)}
     found, _ = collected(host, tmp_path)
     assert found.generations("r0-0") == tuple(range(1, 41))
+
+
+def test_a_life_that_no_agent_knows_any_more_holds_up_nothing(host: Host, tmp_path: Path) -> None:
+    host.logs = {(0, 1): b"gone\n", (0, 2): b"there\n", (1, 2): b"other\n"}
+    host.gone = {1}
+    archive(tmp_path).append("r0-0", 1, 0, b"gone")
+    found, _ = collected(host, tmp_path)
+    assert [whole(found, "r0-0", number) for number in (1, 2)] == [b"gone", b"there\n"]
+    assert whole(found, "r1-0", 2) == b"other\n"
 
 
 def test_output_takes_no_more_than_its_share_of_the_line(host: Host, tmp_path: Path) -> None:
