@@ -31,6 +31,7 @@ from sky_monarch.sdk.types import (
 
 if TYPE_CHECKING:
     from sky_monarch.config import JobSpec
+    from sky_monarch.errors import ChannelError
     from sky_monarch.launch.cluster_plan import ClusterPlan
     from sky_monarch.sdk._up import Job as Job
     from sky_monarch.sdk.bundle import Bundle
@@ -180,8 +181,8 @@ def status(name_or_id: str) -> RunStatus:
         return run.status()
 
 
-def glance(name_or_id: str) -> RunStatus:
-    """What a run is doing, within a few seconds; see :meth:`Run.glance`.
+def glance(name_or_id: str) -> tuple[RunStatus, ChannelError | None]:
+    """What a run is doing, within a few seconds, and why its controller cannot say it; see :meth:`Run.glance`.
 
     Raises:
         RunNotFoundError: There is none.
@@ -203,7 +204,7 @@ def _brief(folder: RunFolder) -> RunStatus:
     if folder.phase() is Phase.ENDED and folder.token is not None and folder.agent() is None:
         folder.settle()  # nobody was attached when it ended
     with Run(folder) as run:
-        return run.glance(patience_s=2.0)
+        return run.glance(patience_s=2.0)[0]
 
 
 def events(name_or_id: str, *, after: int = 0, follow: bool = False) -> Iterator[Event]:

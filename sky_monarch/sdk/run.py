@@ -166,18 +166,20 @@ class Run(AbstractContextManager["Run"]):
             except _api.transient() as error:
                 time.sleep(patience.delay_s(error))
 
-    def glance(self, *, patience_s: float = 2.5) -> RunStatus:
+    def glance(self, *, patience_s: float = 2.5) -> tuple[RunStatus, ChannelError | None]:
         """The same within a few seconds, whatever its controller does.
-
-        Where that does not answer, ``reason`` says so, and the rest is what the files of the run tell.
 
         Args:
             patience_s: Longest wait for the controller, with a margin of the same length for one that hangs.
+
+        Returns:
+            The status, and None; where the controller does not answer what the files of the run tell (``reason`` says
+            so), and what became of the question.
         """
         try:
-            return self.status(patience_s=patience_s)
+            return self.status(patience_s=patience_s), None
         except ChannelError as error:
-            return silent_status(self._folder, str(error))
+            return silent_status(self._folder, str(error)), error
 
     def wait(self, *, timeout_s: float | None = None) -> RunStatus:
         """Wait for the end of the run, and for its processes to be gone.

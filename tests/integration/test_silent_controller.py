@@ -25,7 +25,8 @@ def test_status_says_within_seconds_what_is_known_and_that_the_controller_is_sto
         table = workbench.cli("status").stdout
     finally:
         os.kill(pid, signal.SIGCONT)
-    assert shown.returncode == 0, shown.stderr
+    assert shown.returncode == 1, "a script sees that this is not the controller's word"
+    assert "has not answered for" in shown.stderr
     assert took_s < 12, "the command starts in one second, and waits for five"
     assert f"its controller, pid {pid}, is stopped and does not answer" in shown.stdout
     assert f"`kill -CONT {pid}`" in shown.stdout
