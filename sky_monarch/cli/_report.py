@@ -86,6 +86,9 @@ def host_lines(one: RunStatus) -> list[str]:
     if one.cost_usd is not None:
         wasted = f", of which {money(one.wasted_usd)} brought no step" if one.wasted_usd else ""
         lines.append(f"cost so far {money(one.cost_usd)}{wasted}")
+    if one.output is not None and one.output.dropped_bytes:
+        gone, kept = (size_text(count) for count in (one.output.dropped_bytes, one.output.kept_bytes))
+        lines.append(f"of what ranks printed {gone} are not kept any more, {kept} are (`logs.archive_mib`)")
     if one.stops_in_s is not None and not one.ended:
         lines.append(f"its budget ends it in {seconds(one.stops_in_s)}, if hosts and prices stay as they are")
     return lines

@@ -31,8 +31,17 @@ def status(
     from sky_monarch import sdk
 
     if name is not None:
-        one = sdk.status(name)
-        return print_json(one.to_json()) if json else _details(one)
+        one, trouble = sdk.glance(name)
+        if json:
+            print_json(one.to_json())
+        else:
+            _details(one)
+        if trouble is not None:  # what is shown is of its files alone: that is to be seen by scripts, too
+            say(f"error: {trouble}")
+            if trouble.hint:
+                say(f"hint: {trouble.hint}")
+            raise typer.Exit(1)
+        return None
     found = sdk.runs(ended=all_)
     if json:
         return print_json([one.to_json() for one in found])

@@ -23,6 +23,7 @@ from sky_monarch.gpus import MOST_PER_HOST
 __all__ = [
     "LONGEST_S",
     "Amount",
+    "ArchiveSize",
     "Count",
     "Head",
     "HostGpus",
@@ -302,6 +303,7 @@ ModuleNames = Annotated[
 Count = Annotated[int, _whole_within(1, 65_535), _schema(type="integer", minimum=1, maximum=65_535)]
 Restarts = Annotated[int, _whole_within(0, 1_000_000), _schema(type="integer", minimum=0, maximum=1_000_000)]
 Steps = Annotated[int, _whole_within(1, 2**53), _schema(type="integer", minimum=1, maximum=2**53)]
+ArchiveSize = Annotated[int, _whole_within(1, 2**20), _schema(type="integer", minimum=1, maximum=2**20)]
 Segments = Annotated[int, _whole_within(1, 4096), _schema(type="integer", minimum=1, maximum=4096)]
 Standby = Annotated[int, _whole_within(0, 1), _schema(type="integer", minimum=0, maximum=1)]
 Spares = Annotated[int, _whole_within(0, 64), _schema(type="integer", minimum=0, maximum=64)]

@@ -29,6 +29,7 @@ from sky_monarch.config import checks, environment
 from sky_monarch.config.budget import Budget
 from sky_monarch.config.checkpoint_target import require_no_credentials
 from sky_monarch.config.fields import (
+    ArchiveSize,
     Count,
     Head,
     Infra,
@@ -231,13 +232,16 @@ class Lighthouse(Part):
 
 
 class Logs(Part):
-    """How much captured output is kept, for each rank and generation."""
+    """How much captured output is kept: on its host, for each rank and generation, and of other hosts at the head."""
 
     segment_mib: Segments = 16
     """Size at which a log file is rotated, in MiB."""
 
     segments: Segments = 8
     """Log files kept; the oldest go first."""
+
+    archive_mib: ArchiveSize = 1024
+    """What ranks on other hosts print is kept beside the controller, too: so many MiB a run; the oldest go first."""
 
 
 class JobSpec(Part):

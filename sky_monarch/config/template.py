@@ -69,6 +69,7 @@ run: python train.py             # what each rank runs; a single command gets no
 # logs:                          # captured output, for each rank and generation
 #   segment_mib: 16              # size of one file
 #   segments: 8                  # files kept; the oldest go first
+#   archive_mib: 1024            # of runs on other hosts, kept beside the controller
 
 # budget:                        # what a run may cost; then it ends in order
 #   max_usd: off                 # US dollars for all hosts together, as far as their prices are known

@@ -18,7 +18,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sky_monarch.controller.api_hosts import Hosts, host_routes
 from sky_monarch.controller.api_scale import Scales, scale_route
-from sky_monarch.controller.logs import Line, LogReader, Process
+from sky_monarch.controller.logs import Line
+from sky_monarch.controller.outputs import Outputs
+from sky_monarch.controller.questions import Process
 from sky_monarch.errors import ChannelError, ConfigError, RunNotFoundError, SkyMonarchError
 
 __all__ = ["Run", "make_app"]
@@ -29,12 +31,13 @@ _MAX_BODY_BYTES = 64 * 1024
 _MAX_GRACE_S = 3600.0
 _DEFAULT_GRACE_S = 10.0
 _KEEP_ALIVE_S = 5.0
+_ALL_BYTES = 2**62
 
 
 class Run(Scales, Protocol):
     """What the API needs of the controller."""
 
-    logs: LogReader
+    outputs: Outputs
 
     @property
     def hosts(self) -> Hosts:
@@ -61,10 +64,6 @@ class Run(Scales, Protocol):
         """End the run; idempotent."""
         ...
 
-    def processes(self, replica: int | None, rank: int | None, *, setup: bool) -> list[Process]:
-        """Whose output matches; empty where there is no such slot."""
-        ...
-
 
 def make_app(run: Run, token: str) -> ASGIApp:
     """The API as an ASGI application."""
@@ -78,7 +77,7 @@ def make_app(run: Run, token: str) -> ASGIApp:
 
     async def logs(request: Request) -> Response:
         processes = _processes(run, request)
-        stream = run.logs.lines(
+        stream = run.outputs.reader.lines(
             processes,
             generation=_whole(request, "generation", None),
             tail=_whole(request, "tail", None),
@@ -90,10 +89,14 @@ def make_app(run: Run, token: str) -> ASGIApp:
         processes = _processes(run, request)
         if len(processes) != 1:
             raise ConfigError("exact bytes are to be had of one process", hint="give both replica and rank")
-        stream = run.logs.raw(processes[0], _whole(request, "generation", None))
+        stream = run.outputs.reader.raw(processes[0], _whole(request, "generation", None))
         # The first bytes are read before the answer begins, so that an unreachable agent is an honest error.
         first = await anext(stream, b"")
         return StreamingResponse(_prepend(first, stream), media_type="application/octet-stream")
+
+    async def archive(request: Request) -> Response:
+        stream = run.outputs.tar(_whole(request, "max_bytes", None) or _ALL_BYTES)
+        return StreamingResponse(stream, media_type="application/x-tar")
 
     async def down(request: Request) -> Response:
         order = await _body(request)
@@ -114,6 +117,7 @@ def make_app(run: Run, token: str) -> ASGIApp:
             Route("/v1/events", events, methods=["GET"]),
             Route("/v1/logs", logs, methods=["GET"]),
             Route("/v1/logs/raw", raw, methods=["GET"]),
+            Route("/v1/logs/archive", archive, methods=["GET"]),
             Route("/v1/down", down, methods=["POST"]),
             scale_route(run, _body),
             *host_routes(run.hosts, _body),
@@ -190,7 +194,7 @@ def _processes(run: Run, request: Request) -> list[Process]:
     setup = request.query_params.get("replica") == "setup"
     replica = None if setup else _whole(request, "replica", None)
     rank = _whole(request, "rank", None)
-    processes = run.processes(replica, rank, setup=setup)
+    processes = run.outputs.processes(replica, rank, setup=setup)
     if not processes:
         what = "setup" if setup else f"replica {'*' if replica is None else replica}"
         raise RunNotFoundError(f"this run has no {what}{'' if rank is None else f', rank {rank}'}")

@@ -28,9 +28,9 @@ from sky_monarch.controller.expectation import Expectation
 from sky_monarch.controller.farewell import farewell
 from sky_monarch.controller.hosts import fence_reason
 from sky_monarch.controller.journal import Journal
-from sky_monarch.controller.logs import LogReader, Process
 from sky_monarch.controller.memory import Memory
 from sky_monarch.controller.orders import Orders
+from sky_monarch.controller.outputs import Outputs
 from sky_monarch.controller.placing import hosts_of, places_anew, write_scale
 from sky_monarch.controller.plans import Plans
 from sky_monarch.controller.provisioning import Provisioning
@@ -52,6 +52,7 @@ _DRAIN_ITEMS = 512
 _WRITE_AGAIN = "journal"  # beside the policy's timers
 _WRITE_AGAIN_S = 1.0
 _ROOM_S, _ROOM_AGAIN_S = 10.0, 0.5
+_HELD_S = 0.1
 
 
 class Controller:
@@ -70,6 +71,7 @@ class Controller:
 
     Attributes:
         hosts: Serves those who provision.
+        outputs: What the processes of the run have printed.
     """
 
     def __init__(
@@ -103,7 +105,14 @@ class Controller:
         self._end_task: asyncio.Task[None] | None = None
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.finished = asyncio.Event()
-        self.logs = LogReader(self)
+        self.outputs = Outputs(
+            settings,
+            plans,
+            agents,
+            memory=lambda: self._memory,
+            ended=self.ended,
+            append=lambda row: self._guarded(lambda: self._record(row))(),
+        )
         self._clocks = HostClocks()
         agents.fenced, agents.homes = self._fenced, self._homes
         self.hosts = Provisioning(
@@ -132,6 +141,7 @@ class Controller:
         """Let go of everything; the run is not ended by it."""
         asyncio.get_running_loop().remove_reader(self._agents.fileno())
         self.hosts.close()
+        self.outputs.close()
         if self._expectation is not None:
             self._expectation.close()
         self._timers.close()
@@ -235,11 +245,11 @@ class Controller:
                 self._note_quorum(progress)
                 self._book.progress(progress)
             case "log_chunk":
-                self.logs.answered(item.host, item.data)
+                self.outputs.questions.answered(item.host, item.data)
             case "connected":
                 self._connected(item)
             case "disconnected":
-                self.logs.disconnected(item.host)
+                self.outputs.disconnected(item.host)
                 reason = item.data["reason"]
                 self._append({"event": "agent_disconnected", "host": item.host, "reason": reason})
             case _:
@@ -275,6 +285,7 @@ class Controller:
                 **self._untold(item.host, {group["replica"] for group in hello["groups"]}),
             }
         )
+        self.outputs.connected(item.host)
 
     def _untold(self, host: str, told: Collection[int]) -> dict[str, Any]:
         """Generations that an agent of this machine began, and died before anybody heard of them."""
@@ -310,6 +321,7 @@ class Controller:
             "incarnation": item.incarnation,
             "received_ns": received_ns,
         }
+        self.outputs.happened(item.host, row)
         self._append(row)
 
     def _record(self, row: dict[str, Any]) -> None:
@@ -391,9 +403,15 @@ class Controller:
     # --- timers -------------------------------------------------------------------------------------------
 
     def _arm(self, name: str, delay_s: float) -> None:
-        fire = self._guarded(lambda: self._record({"event": "timer_fired", "timer": name}))
+        fire = self._guarded(lambda: self._fire(name))
         arm = self._timers.arm_awake if name.startswith(SILENCES) else self._timers.arm
         arm(name, delay_s, fire)
+
+    def _fire(self, name: str) -> None:
+        if self.outputs.holds(name):
+            self._arm(name, _HELD_S)
+        else:
+            self._record({"event": "timer_fired", "timer": name})
 
     # --- the end ------------------------------------------------------------------------------------------
 
@@ -410,7 +428,7 @@ class Controller:
         self._ended = True
         self._after_commit()
         taken, collect_s = self.hosts.taken, self._settings.collect_s
-        await farewell(state, self._agents, self.logs, taken=taken, collect_s=collect_s)
+        await farewell(state, self._agents, self.outputs.reader, taken=taken, collect_s=collect_s)
         self.finished.set()
 
     async def _write_final(self) -> None:
@@ -453,6 +471,7 @@ class Controller:
             "controller_pid": os.getpid(),
             "agent_pid": self._agents.pid(head),
             "run_dir": str(settings.run_dir),
+            "output": self.outputs.facts(),
             "tunnel_bytes": tunnelled_bytes(settings.run_dir) if settings.relay else None,
             "injections_left": [
                 str(Injection.from_wire(one))
@@ -503,37 +522,6 @@ class Controller:
             row = {"replicas": replicas, "previous": plan.previous, "homes": homes, "reason": reason}
             self._record({"event": "scaled", **row})
         return plan
-
-    def processes(self, replica: int | None, rank: int | None, *, setup: bool) -> list[Process]:
-        """Whose output matches; empty where there is no such slot."""
-        if setup:
-            hosts = self._state.hosts if self._plans.has_setup and rank is None else ()
-            return [Process(host.name, None, None) for host in hosts if host.replicas or host.provisioned]
-        return [
-            Process(host.name, number, local)
-            for host in self._state.hosts
-            for number in host.replicas
-            for local in self._plans.ranks_on(host.name)
-            if replica in (None, number) and rank in (None, local)
-        ]
-
-    def send(self, host: str, command: Mapping[str, Any]) -> bool:
-        """Tell a host's agent something; False where it is not connected."""
-        return self._agents.send(host, command)
-
-    def host_of(self, process: Process) -> str:
-        """Where a process is by now."""
-        if process.replica is None or (group := self._state.groups[process.replica]).span is not None:
-            return process.host
-        return group.host
-
-    def awaited(self, host: str) -> bool:
-        """Whether a host is provisioned and its agent is not there: another one may come."""
-        return self._is_provisioned(host) and not self._agents.connected(host)
-
-    def generations(self, process: Process) -> tuple[int, ...]:
-        """Generations of a process that began, in order; ``setup`` has the one generation 1."""
-        return (1,) if process.replica is None else self._book.generations(process.replica)
 
 
 def _pid_of(path: Path) -> int | None:

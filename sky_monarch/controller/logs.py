@@ -7,19 +7,19 @@ large the logs are. Nothing is read ahead of the client.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from sky_monarch.errors import ChannelClosedError, ChannelTimeoutError
+from sky_monarch.controller.questions import CHUNK_BYTES, Chunk, Process, Questions
+from sky_monarch.errors import ChannelError
+from sky_monarch.launch.output import missing_text
 
-__all__ = ["Chunk", "Line", "LogReader", "Process", "Source"]
+__all__ = ["KeptOutput", "Line", "LogReader", "Source"]
 
-CHUNK_BYTES = 64 * 1024
 MAX_LINE_BYTES = 1024 * 1024
 """Longer lines are passed on in pieces: nobody may make the controller hold them."""
-_ANSWER_S = 10.0
 _MIN_DELAY_S, _MAX_DELAY_S = 0.05, 0.25
 _DELAY_PER_PROCESS_S = 0.002
 _LATE_OUTPUT_S = 2.0
@@ -28,48 +28,36 @@ _FAR = 2**62
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
-    """Whose output: a slot, or a host's ``setup`` where ``replica`` is None."""
-
-    host: str
-    replica: int | None
-    rank: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Bytes at an offset; ``eof`` where none can follow."""
-
-    offset: int
-    data: bytes
-    eof: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Line:
-    """One line without its line end."""
+    """One line without its line end; with ``missing_bytes`` it stands for as many that are not kept any more."""
 
     process: Process
     generation: int
     text: str
+    missing_bytes: int = 0
 
     def document(self) -> dict[str, Any]:
         """As the API shows it."""
         replica: int | str = "setup" if self.process.replica is None else self.process.replica
-        return {
+        found = {
             "replica": replica,
             "rank": self.process.rank,
             "generation": self.generation,
             "line": self.text,
         }
+        return {**found, "missing_bytes": self.missing_bytes} if self.missing_bytes else found
+
+
+class KeptOutput(Protocol):
+    """What the reader needs of the archive."""
+
+    async def read(self, process: Process, generation: int, offset: int, max_bytes: int) -> Chunk | None:
+        """What is kept from ``offset`` on; None of a process of which nothing is kept here."""
+        ...
 
 
 class Source(Protocol):
     """What the reader needs of the controller."""
-
-    def send(self, host: str, command: Mapping[str, Any]) -> bool:
-        """Tell a host's agent something; False where it is not connected."""
-        ...
 
     def generations(self, process: Process) -> tuple[int, ...]:
         """Generations of a process that began, in order."""
@@ -77,14 +65,6 @@ class Source(Protocol):
 
     def ended(self) -> bool:
         """Whether the run is over."""
-        ...
-
-    def host_of(self, process: Process) -> str:
-        """Where a process is by now: a group may go on elsewhere."""
-        ...
-
-    def awaited(self, host: str) -> bool:
-        """Whether a host is provisioned and its agent is not there: another one may come."""
         ...
 
 
@@ -133,6 +113,11 @@ class _Cursor:
         rest, self.rest = bytes(self.rest), bytearray()
         return [self._line(rest)] if rest else []
 
+    def skip(self, to: int) -> list[Line]:
+        """Go on behind a gap: what there was is not kept any more, and that is said."""
+        missing, self.offset = to - self.offset, to
+        return [*self.flush(), Line(self.process, self.generation, missing_text(missing), missing)]
+
     def _line(self, data: bytes) -> Line:
         return Line(self.process, self.generation, data.decode(errors="replace"))
 
@@ -142,12 +127,12 @@ class LogReader:
 
     Args:
         source: The controller.
+        questions: To the agents.
+        kept: What is kept here of other hosts; None where there are none.
     """
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self._waiting: dict[int, tuple[str, asyncio.Future[Chunk]]] = {}
-        self._request = 0
+    def __init__(self, source: Source, questions: Questions, kept: KeptOutput | None = None) -> None:
+        self._source, self._questions, self._kept = source, questions, kept
         self._streams = 0
 
     @property
@@ -163,53 +148,29 @@ class LogReader:
         finally:
             self._streams -= 1
 
-    # --- questions and answers ----------------------------------------------------------------------------
-
     async def read(self, process: Process, generation: int, offset: int, max_bytes: int) -> Chunk:
-        """Ask for up to ``max_bytes`` from ``offset`` on.
+        """Up to ``max_bytes`` from ``offset`` on: from what is kept here, else from the host.
 
         Raises:
-            ChannelClosedError: The host's agent is not connected.
+            ChannelClosedError: The host's agent is not connected, and nothing of it is kept here.
             ChannelTimeoutError: It does not answer.
         """
-        self._request += 1
-        request = self._request
-        answer: asyncio.Future[Chunk] = asyncio.get_running_loop().create_future()
-        host = self._source.host_of(process)
-        self._waiting[request] = (host, answer)
-        slot = None if process.replica is None else {"replica": process.replica, "rank": process.rank}
+        kept = None
+        if self._kept is not None:
+            kept = await self._kept.read(process, generation, offset, max_bytes)
+        if kept is not None and kept.offset == offset and len(kept.data) == max_bytes:
+            return kept
         try:
-            asked = self._source.send(
-                host,
-                {
-                    "type": "read_log",
-                    "request": request,
-                    "slot": slot,
-                    "generation": generation,
-                    "offset": offset,
-                    "max_bytes": max_bytes,
-                },
-            )
-            if not asked:
-                raise ChannelClosedError(f"the agent of host {host} is not connected")
-            async with asyncio.timeout(_ANSWER_S):
-                return await answer
-        except TimeoutError as error:
-            raise ChannelTimeoutError(f"the agent of host {host} does not answer") from error
-        finally:
-            del self._waiting[request]
-
-    def answered(self, host: str, report: Mapping[str, Any]) -> None:
-        """Take an answer; one that nobody waits for is dropped."""
-        asked, answer = self._waiting.get(report["request"], (None, None))
-        if asked == host and answer is not None and not answer.done():
-            answer.set_result(Chunk(report["offset"], report["data"], report["eof"]))
-
-    def disconnected(self, host: str) -> None:
-        """Fail the questions that this host cannot answer any more."""
-        for asked, answer in list(self._waiting.values()):
-            if asked == host and not answer.done():
-                answer.set_exception(ChannelClosedError(f"the agent of host {host} is gone"))
+            found = await self._questions.ask(process, generation, offset, max_bytes)
+        except ChannelError:
+            if kept is None:
+                raise
+            return kept
+        if kept is None or (found.data and (not kept.data or found.offset <= kept.offset)):
+            return found
+        if kept.data:
+            return kept
+        return Chunk(max(found.offset, kept.offset), b"", found.eof)
 
     # --- streams ------------------------------------------------------------------------------------------
 
@@ -242,7 +203,7 @@ class LogReader:
         with self._counted():
             cursors = [_Cursor(process, generation) for process in processes]
             for cursor in cursors:
-                if tail is not None and not self._source.awaited(self._source.host_of(cursor.process)):
+                if tail is not None:
                     await self._seek_tail(cursor, tail)
                 async for lines in self._advance(cursor, follow=follow):
                     yield lines
@@ -274,18 +235,14 @@ class LogReader:
 
     async def _advance(self, cursor: _Cursor, *, follow: bool) -> AsyncIterator[list[Line]]:
         """Hand on what one process has written by now."""
-        host = self._source.host_of(cursor.process)
-        if self._source.awaited(host) or not cursor.enter(self._source):
+        if not cursor.enter(self._source):
             return
         while True:
-            try:
-                chunk = await self.read(cursor.process, cursor.generation, cursor.offset, CHUNK_BYTES)
-            except ChannelClosedError:
-                if self._source.awaited(host):
-                    return  # a lost host takes its output along, and nobody else's
-                raise
+            chunk = await self.read(cursor.process, cursor.generation, cursor.offset, CHUNK_BYTES)
             if chunk.data:
                 cursor.silent_since_s = None
+                if chunk.offset > cursor.offset:
+                    yield cursor.skip(chunk.offset)
                 cursor.offset = chunk.offset + len(chunk.data)
                 if lines := cursor.lines(chunk.data):
                     yield lines

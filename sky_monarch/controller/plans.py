@@ -92,6 +92,7 @@ class Plans:
             last_saves=job.checkpoint is not None and job.recovery.on_notice == "leave",
             **settings.limits,
         )
+        self.archive_bytes = job.logs.archive_mib * _MIB
         self.has_setup = bool(job.setup.strip())
         self.checkpoint_target = None if job.checkpoint is None else self._checkpoint()["to"]
 

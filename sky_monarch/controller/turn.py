@@ -21,6 +21,7 @@ from sky_monarch.controller.model import (
 
 __all__ = [
     "IDLE_TIMER",
+    "LAST_READ",
     "SILENCES",
     "Turn",
     "agent_timer",
@@ -33,6 +34,8 @@ __all__ = [
 
 SILENCES = ("agent:", "doubt:")
 """What timers begin with for somebody who is not heard of: they count only while we could hear."""
+LAST_READ = ("reap", "empty:")
+"""What timers begin with after which hosts go, and with them what they know of the output."""
 
 IDLE_TIMER = "idle"
 """Name of the timer for hosts that are there and can be of no use."""

@@ -37,7 +37,7 @@ _JSON_BYTES = 16 << 20
 _EVENTS = 50_000
 _EVENTS_BYTES = 8 << 20
 _LEFT_OUT = "its values are unknown by now: what the ranks printed may hold some"
-_SLOT = re.compile(r"r\d+-\d+|setup|fork-server|store")
+_SLOT = re.compile(r"r\d+-\d+|setup(?:-[A-Za-z0-9._-]+)?|fork-server|store")
 _SEGMENT = re.compile(r"(.+)-(\d+)\.log")
 _OWN = ("agent.log", "controller.log", "lighthouse.log", "provisioner.log")
 _DOCUMENTS = (
@@ -61,14 +61,18 @@ class Excerpt:
         folder: Of the run.
         redactor: Takes the secrets out.
         most_bytes: For logs, altogether.
+        logs: Where the output is; None: in the folder.
 
     Attributes:
         members: Data by name.
         notes: What is missing, and why, by name.
     """
 
-    def __init__(self, folder: RunFolder, redactor: Redactor, *, most_bytes: int) -> None:
+    def __init__(
+        self, folder: RunFolder, redactor: Redactor, *, most_bytes: int, logs: Path | None = None
+    ) -> None:
         self._folder, self._redactor = folder, redactor
+        self._logs = folder.path / "logs" if logs is None else logs
         self._left = most_bytes
         self.members: dict[str, bytes] = {}
         self.notes: dict[str, str] = {}
@@ -133,8 +137,7 @@ class Excerpt:
     def _outputs(self) -> Iterator[tuple[str, list[Path]]]:
         """Streams of captured output and their files in order, the stream that was written to last first."""
         streams: dict[str, list[tuple[int, Path]]] = {}
-        logs = self._folder.path / "logs"
-        for slot in _entries(logs):
+        for slot in _entries(self._logs):
             if _SLOT.fullmatch(slot.name) and slot.is_dir() and not slot.is_symlink():
                 for path in _entries(slot):
                     if match := _SEGMENT.fullmatch(path.name):

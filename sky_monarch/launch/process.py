@@ -40,6 +40,15 @@ class Process:
         """Whether this very process still runs; a zombie does not."""
         return start_ticks(self.pid) == self.start_ticks
 
+    @property
+    def stopped(self) -> bool:
+        """Whether it is stopped, by SIGSTOP or a debugger; False where the system does not say."""
+        try:
+            stat = (_PROC / str(self.pid) / "stat").read_bytes()
+        except OSError:
+            return False
+        return self.alive and stat.rpartition(b")")[2].split()[:1] in ([b"T"], [b"t"])
+
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to this process, and never to a later owner of its pid."""
         with contextlib.suppress(ProcessLookupError):

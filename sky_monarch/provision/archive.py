@@ -1,9 +1,10 @@
-"""What is kept here of a run whose head is a cluster: its events, and how it ended."""
+"""What is kept here of a run whose head is a cluster: its events, what its ranks printed, and how it ended."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
+import threading
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import closing
@@ -14,9 +15,10 @@ import structlog
 
 from sky_monarch.errors import ChannelError
 from sky_monarch.launch.folder import write_json
+from sky_monarch.launch.output import room_for_output, take_output
 from sky_monarch.provision.client import ControllerClient
 
-__all__ = ["Ended", "keep_events", "last_event", "write_final"]
+__all__ = ["Ended", "keep_events", "keep_output", "last_event", "write_final"]
 
 _log = structlog.get_logger()
 _BATCH = 1000
@@ -63,6 +65,44 @@ def keep_events(controller: ControllerClient, run_dir: Path) -> bool:
         _log.warning("the events of the run were not kept", error=str(error))
         return False
     return True
+
+
+def keep_output(
+    controller: ControllerClient,
+    run_dir: Path,
+    status: Mapping[str, Any],
+    *,
+    limit_s: float,
+    stop: threading.Event,
+) -> dict[str, Any]:
+    """Bring here what ranks printed, as much as there is room and time for, the newest first. Never the end of the end.
+
+    Args:
+        controller: Of the run.
+        run_dir: Its folder here.
+        status: The last one that it told.
+        limit_s: Longest time.
+        stop: Set where this process ends.
+
+    Returns:
+        The status; what it says of the output is true of this folder.
+    """
+    output = status.get("output")
+    if not isinstance(output, Mapping) or not output.get("kept_bytes"):
+        return dict(status)
+    kept, logs = int(output["kept_bytes"]), run_dir / "logs"
+    room = room_for_output(run_dir, kept)
+    try:
+        stream = controller.output(max_bytes=room, limit_s=limit_s, stop=stop)
+        take_output(stream, logs, max_bytes=room)
+    except (ChannelError, OSError, ValueError) as error:
+        _log.warning("not all of the output was brought here", error=str(error))
+    here = sum(path.stat().st_size for path in logs.glob("*/g*.log"))
+    left = max(0, kept - here)
+    if left:
+        _log.warning("output of the run goes with its head", bytes=left, room=room)
+    dropped = int(output.get("dropped_bytes") or 0) + left
+    return {**status, "output": {"kept_bytes": here, "dropped_bytes": dropped}}
 
 
 def _begin(path: Path) -> None:

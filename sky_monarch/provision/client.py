@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,6 +163,36 @@ class ControllerClient:
                 if not answer.is_success:
                     raise ChannelError(f"the controller answered {answer.status_code} to /v1/events")
                 yield from filter(None, answer.iter_lines())
+        except (OSError, httpx.HTTPError, httpx.StreamError) as error:
+            raise ChannelError(f"the controller went away: {error!r}") from error
+
+    def output(self, *, max_bytes: int, limit_s: float, stop: threading.Event) -> Iterator[bytes]:
+        """What the ranks have printed, the newest first: a tar file in pieces.
+
+        Args:
+            max_bytes: What is beyond is left.
+            limit_s: Longest time for all of it.
+            stop: Set where it is not waited for any more.
+
+        Raises:
+            ChannelError: The controller does not answer, went away in between, or is too slow.
+        """
+        import httpx
+
+        deadline = time.monotonic() + limit_s
+        self._knock()
+        try:
+            with self._client.stream(
+                "GET", "/v1/logs/archive", params={"max_bytes": str(max_bytes)}
+            ) as answer:
+                if not answer.is_success:
+                    raise ChannelError(f"the controller answered {answer.status_code} to /v1/logs/archive")
+                for piece in answer.iter_raw():
+                    yield piece
+                    if stop.is_set():
+                        raise ChannelError("it is not waited for any more")
+                    if time.monotonic() > deadline:
+                        raise ChannelError(f"it did not come within {limit_s:.0f} s")
         except (OSError, httpx.HTTPError, httpx.StreamError) as error:
             raise ChannelError(f"the controller went away: {error!r}") from error
 

@@ -23,7 +23,7 @@ from sky_monarch.launch.door import Door, close_door, open_door
 from sky_monarch.launch.folder import RunFolder
 from sky_monarch.launch.head import Away, following
 from sky_monarch.launch.placement import cluster_name
-from sky_monarch.provision.archive import Ended, keep_events, last_event, write_final
+from sky_monarch.provision.archive import Ended, keep_events, keep_output, last_event, write_final
 from sky_monarch.provision.classify import plain
 from sky_monarch.provision.client import Backoff, ControllerClient
 from sky_monarch.provision.head import Head, pinned
@@ -292,8 +292,14 @@ class Launcher:
         deadline = time.monotonic() + self._settings.limits.head_s
         while True:
             try:
-                self._status = controller.status()
+                status = controller.status()
                 keep_events(controller, self._settings.run_dir)
+                limit_s, stop = self._settings.limits.output_s, self.closing
+                self._status = keep_output(
+                    controller, self._settings.run_dir, status, limit_s=limit_s, stop=stop
+                )
+                if stop.is_set():
+                    raise Superseded  # the next process of us brings the rest
                 controller.collected()
                 break
             except ChannelError as error:

@@ -36,6 +36,7 @@ class Limits:
         down_s: Longest for a host to be taken down, before that is reported as failed.
         down_again_s: Before that is tried again.
         head_s: For a head that is up to answer for the first time.
+        output_s: For what ranks printed to be brought here from a head that is about to go.
         unreached_s: For a head to take the order to end, before the run is ended without it.
         end_s: For a head to end its run in order, beyond the grace time.
         head_again_s: Before a head that follows a lost one, and could not be had, is tried again; it doubles.
@@ -58,6 +59,7 @@ class Limits:
     down_s: float = 540.0
     down_again_s: float = 60.0
     head_s: float = 900.0
+    output_s: float = 300.0
     unreached_s: float = 20.0
     end_s: float = 720.0
     head_again_s: float = 30.0

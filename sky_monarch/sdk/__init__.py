@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sky_monarch.errors import ChannelError
 from sky_monarch.launch.folder import Phase, RunFolder, find, list_runs
 from sky_monarch.sdk.run import Run
 from sky_monarch.sdk.scaling import Scaled
@@ -22,6 +21,7 @@ from sky_monarch.sdk.types import (
     HostStatus,
     LighthouseStatus,
     LogLine,
+    OutputStatus,
     QuorumStatus,
     RankStatus,
     RecoveryRecord,
@@ -31,6 +31,7 @@ from sky_monarch.sdk.types import (
 
 if TYPE_CHECKING:
     from sky_monarch.config import JobSpec
+    from sky_monarch.errors import ChannelError
     from sky_monarch.launch.cluster_plan import ClusterPlan
     from sky_monarch.sdk._up import Job as Job
     from sky_monarch.sdk.bundle import Bundle
@@ -45,6 +46,7 @@ __all__ = [
     "Job",
     "LighthouseStatus",
     "LogLine",
+    "OutputStatus",
     "QuorumStatus",
     "RankStatus",
     "RecoveryRecord",
@@ -56,6 +58,7 @@ __all__ = [
     "debug_bundle",
     "down",
     "events",
+    "glance",
     "logs",
     "plan",
     "runs",
@@ -178,6 +181,16 @@ def status(name_or_id: str) -> RunStatus:
         return run.status()
 
 
+def glance(name_or_id: str) -> tuple[RunStatus, ChannelError | None]:
+    """What a run is doing, within a few seconds, and why its controller cannot say it; see :meth:`Run.glance`.
+
+    Raises:
+        RunNotFoundError: There is none.
+    """
+    with attach(name_or_id) as run:
+        return run.glance()
+
+
 def runs(*, ended: bool = False) -> tuple[RunStatus, ...]:
     """Status of the runs of this machine, oldest first. One whose controller is silent says so in ``reason``.
 
@@ -191,17 +204,7 @@ def _brief(folder: RunFolder) -> RunStatus:
     if folder.phase() is Phase.ENDED and folder.token is not None and folder.agent() is None:
         folder.settle()  # nobody was attached when it ended
     with Run(folder) as run:
-        try:
-            return run.status(patience_s=2.0)
-        except ChannelError as error:
-            return RunStatus(
-                run_id=folder.run_id,
-                name=folder.name,
-                state="RUNNING",
-                reason=str(error),
-                created_ms=folder.created_ms,
-                run_dir=str(folder.path),
-            )
+        return run.glance(patience_s=2.0)[0]
 
 
 def events(name_or_id: str, *, after: int = 0, follow: bool = False) -> Iterator[Event]:

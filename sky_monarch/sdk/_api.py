@@ -36,6 +36,7 @@ BASE_URL = "http://controller"
 
 _CONNECT_S = 5.0
 _REQUEST_S = 10.0
+_LEAST_S = 0.5
 #: A stream that follows is kept alive with an empty line every few seconds; one that is silent for this long
 #: comes from a controller that is stopped or wedged, and is opened anew.
 _FOLLOW_S = {"/v1/events": 30.0, "/v1/logs": 30.0}
@@ -86,10 +87,11 @@ def status_of(folder: RunFolder, body: bytes) -> RunStatus:
         raise failure(folder, 200, _UNREADABLE) from error
 
 
-def timeout(path: str = "", *, follow: bool = False) -> httpx.Timeout:
-    """Deadlines of one request."""
-    read_s = _FOLLOW_S[path] if follow else _REQUEST_S
-    found: httpx.Timeout = load_httpx().Timeout(_REQUEST_S, connect=_CONNECT_S, read=read_s)
+def timeout(path: str = "", *, follow: bool = False, patience_s: float = _REQUEST_S) -> httpx.Timeout:
+    """Deadlines of one request; none of whoever has less patience is longer than that."""
+    most_s = min(_REQUEST_S, max(_LEAST_S, patience_s))
+    read_s = _FOLLOW_S[path] if follow else most_s
+    found: httpx.Timeout = load_httpx().Timeout(most_s, connect=min(_CONNECT_S, most_s), read=read_s)
     return found
 
 

@@ -13,12 +13,14 @@ from urllib.parse import quote
 
 from sky_monarch.errors import ConfigError, SystemCallError
 from sky_monarch.launch.folder import Phase, RunFolder
+from sky_monarch.launch.output import missing_text
 from sky_monarch.sdk.types import Event, LogLine, RunStatus
 
 __all__ = ["Selection", "events", "final_status", "log_bytes", "log_lines", "skip_bytes", "status"]
 
 _SEGMENT = re.compile(r"g(\d+)-(\d+)\.log")
 _SLOT = re.compile(r"r(\d+)-(\d+)")
+_SETUP = re.compile(r"setup|setup-.+")
 _CHUNK_BYTES = 1 << 20
 
 
@@ -69,38 +71,28 @@ class Selection:
         named = {"replica": self.replica, "rank": self.rank, "generation": self.generation}
         return {key: str(value) for key, value in named.items() if value is not None}
 
-    def slots(self, run: Path) -> list[tuple[list[Path], int | None, int | None]]:
-        """Folders in a run's that match: ``(folders, replica, rank)`` in order.
+    def slots(self, run: Path) -> list[tuple[Path, int | None, int | None]]:
+        """Folders in a run's that match: ``(folder, replica, rank)`` in order; of each host's ``setup`` its own."""
+        found: list[tuple[Path, int | None, int | None]] = []
+        with contextlib.suppress(FileNotFoundError):
+            for folder in sorted((run / "logs").iterdir()):
+                if self.setup and _SETUP.fullmatch(folder.name):
+                    found.append((folder, None, None))
+                elif not self.setup and (match := _SLOT.fullmatch(folder.name)):
+                    replica, rank = int(match[1]), int(match[2])
+                    if self.replica in (None, replica) and self.rank in (None, rank):
+                        found.append((folder, replica, rank))
+        return sorted(found, key=lambda one: (one[1] or 0, one[2] or 0))
 
-        A slot has several where hosts were rehearsed, one on each host that its group was on.
-        """
-        roots = [run / "logs", *sorted(run.glob("hosts/*/logs"))]
-        if self.setup:
-            there = [root / "setup" for root in roots if (root / "setup").is_dir()]
-            return [(there, None, None)] if there else []
-        found: dict[tuple[int, int], list[Path]] = {}
-        for root in roots:
-            with contextlib.suppress(FileNotFoundError):
-                for folder in root.iterdir():
-                    if match := _SLOT.fullmatch(folder.name):
-                        replica, rank = int(match[1]), int(match[2])
-                        if self.replica in (None, replica) and self.rank in (None, rank):
-                            found.setdefault((replica, rank), []).append(folder)
-        return [(folders, replica, rank) for (replica, rank), folders in sorted(found.items())]
-
-    def segments(self, folders: list[Path]) -> list[tuple[int, list[Path]]]:
-        """Log files of one slot: ``(generation, files in order)``."""
-        by_generation: dict[int, list[tuple[int, int, Path]]] = {}
-        for place, folder in enumerate(folders):
-            for path in folder.iterdir():
-                if match := _SEGMENT.fullmatch(path.name):
-                    generation = int(match[1])
-                    if self.generation in (None, generation):
-                        by_generation.setdefault(generation, []).append((place, int(match[2]), path))
-        return [
-            (generation, [path for _, _, path in sorted(parts)])
-            for generation, parts in sorted(by_generation.items())
-        ]
+    def segments(self, folder: Path) -> list[tuple[int, list[tuple[int, Path]]]]:
+        """Log files of one slot: ``(generation, [(offset, file), …] in order)``."""
+        by_generation: dict[int, list[tuple[int, Path]]] = {}
+        for path in folder.iterdir():
+            if match := _SEGMENT.fullmatch(path.name):
+                generation = int(match[1])
+                if self.generation in (None, generation):
+                    by_generation.setdefault(generation, []).append((int(match[2]), path))
+        return [(generation, sorted(parts)) for generation, parts in sorted(by_generation.items())]
 
 
 def status(folder: RunFolder) -> RunStatus | None:
@@ -183,25 +175,37 @@ def _require_known(folder: RunFolder, selection: Selection) -> None:
             raise ConfigError(f"this run has no {what} {value}", hint=f"it has 0 to {count - 1}")
 
 
-def _chunks(files: list[Path]) -> Iterator[bytes]:
-    for path in files:
+def _chunks(files: list[tuple[int, Path]]) -> Iterator[tuple[int, bytes]]:
+    """The bytes of a stream, each piece with its offset."""
+    for base, path in files:
         with contextlib.suppress(FileNotFoundError), path.open("rb") as file:  # rotated away meanwhile
+            offset = base
             while chunk := file.read(_CHUNK_BYTES):
-                yield chunk
+                yield offset, chunk
+                offset += len(chunk)
 
 
-def _split(chunks: Iterator[bytes]) -> Iterator[str]:
-    """Lines of a byte stream; one that spans two segments stays whole, one without an end counts."""
-    pending = bytearray()
-    for chunk in chunks:
+def _split(chunks: Iterator[tuple[int, bytes]]) -> Iterator[tuple[str, int]]:
+    """Lines of a byte stream; one that spans two segments stays whole, one without an end counts.
+
+    With each line comes for how many bytes it stands that are not there any more: 0, but where there is a gap.
+    """
+    pending, at = bytearray(), 0
+    for offset, chunk in chunks:
+        if (missing := offset - at) > 0:
+            if pending:
+                yield pending.decode(errors="replace"), 0
+                pending.clear()
+            yield missing_text(missing), missing
+        at = offset + len(chunk)
         *whole, rest = chunk.split(b"\n")
         for line in whole:
             pending += line
-            yield pending.decode(errors="replace")
+            yield pending.decode(errors="replace"), 0
             pending.clear()
         pending += rest
     if pending:
-        yield pending.decode(errors="replace")
+        yield pending.decode(errors="replace"), 0
 
 
 def log_lines(folder: RunFolder, selection: Selection, *, tail: int | None = None) -> Iterator[LogLine]:
@@ -209,9 +213,9 @@ def log_lines(folder: RunFolder, selection: Selection, *, tail: int | None = Non
     _require_known(folder, selection)
     for slot, replica, rank in selection.slots(folder.path):
         lines = (
-            LogLine(replica=replica, rank=rank, generation=generation, line=line)
+            LogLine(replica=replica, rank=rank, generation=generation, line=line, missing_bytes=missing)
             for generation, files in selection.segments(slot)
-            for line in _split(_chunks(files))
+            for line, missing in _split(_chunks(files))
         )
         yield from lines if tail is None else deque(lines, maxlen=tail)
 
@@ -221,7 +225,8 @@ def log_bytes(folder: RunFolder, selection: Selection) -> Iterator[bytes]:
     _require_known(folder, selection)
     for slot, _, _ in selection.slots(folder.path):
         for _, files in selection.segments(slot):
-            yield from _chunks(files)
+            for _, chunk in _chunks(files):
+                yield chunk
 
 
 def skip_bytes(chunks: Iterator[bytes], count: int) -> Iterator[bytes]:

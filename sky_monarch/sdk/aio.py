@@ -96,7 +96,7 @@ class AsyncRun(AbstractAsyncContextManager["AsyncRun"]):
                 return known
             try:
                 await self._reach()
-                response = await self._http().get("/v1/status")
+                response = await self._http().get("/v1/status", timeout=_api.timeout(patience_s=patience_s))
                 if response.status_code != 200:
                     raise _api.failure(self._folder, response.status_code, response.content)
                 return _api.status_of(self._folder, response.content)

@@ -8,7 +8,9 @@ import json
 import os
 import secrets
 import sqlite3
+import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -17,6 +19,7 @@ from typing import Any
 from sky_monarch.errors import ConfigError, SkyMonarchError
 from sky_monarch.launch.excerpt import Excerpt, archive, kept
 from sky_monarch.launch.folder import Phase, RunFolder, list_runs
+from sky_monarch.launch.output import take_output
 from sky_monarch.launch.redaction import Redactor
 from sky_monarch.sdk import _facts
 from sky_monarch.sdk.run import Run
@@ -25,6 +28,7 @@ __all__ = ["Bundle", "newest", "write_bundle", "write_new"]
 
 _LOG_BYTES = 32 << 20
 _PATIENCE_S = 2.0
+_OUTPUT_S = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,9 +115,12 @@ def _collect(folder: RunFolder | None) -> tuple[dict[str, bytes], dict[str, str]
             for name, data in members.items()
         }
     else:
-        excerpt = Excerpt(folder, redactor, most_bytes=_LOG_BYTES)
-        excerpt.collect()
+        with _output(folder) as (logs, why_not):
+            excerpt = Excerpt(folder, redactor, most_bytes=_LOG_BYTES, logs=logs)
+            excerpt.collect()
         members, notes = excerpt.members, excerpt.notes
+        if why_not:
+            notes["logs"] = f"could not all be had from the head: {redactor.text(why_not)}"
     for name, ask in (("status.json", _status), ("lighthouse-status.json", _lighthouse)):
         try:
             value = ask(folder)
@@ -126,6 +133,26 @@ def _collect(folder: RunFolder | None) -> tuple[dict[str, bytes], dict[str, str]
         members["journal.db"] = _journal(members["events.ndjson"])
     members["folder.txt"] = redactor.bytes("\n".join(_listing(folder.path)).encode() + b"\n")
     return members, notes, redactor
+
+
+@contextlib.contextmanager
+def _output(folder: RunFolder) -> Iterator[tuple[Path | None, str]]:
+    """What ranks have printed, of a run that goes on and whose head is elsewhere: that has it, not the folder here.
+
+    Yields:
+        Where it is, None: in the folder of the run; and why not all of it is there.
+    """
+    if folder.head is None or folder.phase() is not Phase.LIVE:
+        yield None, ""
+        return
+    with tempfile.TemporaryDirectory(prefix="sky-monarch-") as name:
+        logs, why_not = Path(name), ""
+        try:
+            with Run(folder) as run:
+                take_output(run.output_tar(_LOG_BYTES, limit_s=_OUTPUT_S), logs, max_bytes=_LOG_BYTES)
+        except (SkyMonarchError, OSError) as error:
+            why_not = str(error)
+        yield logs, why_not
 
 
 def _status(folder: RunFolder) -> dict[str, Any]:

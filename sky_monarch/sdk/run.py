@@ -20,6 +20,7 @@ from sky_monarch.launch.placement import cluster_name
 from sky_monarch.launch.process import carrying
 from sky_monarch.sdk import _api, _archive
 from sky_monarch.sdk._archive import Selection
+from sky_monarch.sdk._glance import silent_status
 from sky_monarch.sdk._http import load_httpx
 from sky_monarch.sdk.scaling import Scaled, require_live, scale_body
 from sky_monarch.sdk.types import Event, LogLine, RunStatus
@@ -158,12 +159,27 @@ class Run(AbstractContextManager["Run"]):
                 return known
             try:
                 _api.reach(self._folder)
-                response = self._http().get("/v1/status")
+                response = self._http().get("/v1/status", timeout=_api.timeout(patience_s=patience_s))
                 if response.status_code != 200:
                     raise _api.failure(self._folder, response.status_code, response.content)
                 return _api.status_of(self._folder, response.content)
             except _api.transient() as error:
                 time.sleep(patience.delay_s(error))
+
+    def glance(self, *, patience_s: float = 2.5) -> tuple[RunStatus, ChannelError | None]:
+        """The same within a few seconds, whatever its controller does.
+
+        Args:
+            patience_s: Longest wait for the controller, with a margin of the same length for one that hangs.
+
+        Returns:
+            The status, and None; where the controller does not answer what the files of the run tell (``reason`` says
+            so), and what became of the question.
+        """
+        try:
+            return self.status(patience_s=patience_s), None
+        except ChannelError as error:
+            return silent_status(self._folder, str(error)), error
 
     def wait(self, *, timeout_s: float | None = None) -> RunStatus:
         """Wait for the end of the run, and for its processes to be gone.
@@ -307,6 +323,26 @@ class Run(AbstractContextManager["Run"]):
             except _api.transient() as error:
                 time.sleep(patience.delay_s(error))
         yield from _archive.skip_bytes(_archive.log_bytes(self._folder, selection), sent)
+
+    def output_tar(self, max_bytes: int, *, limit_s: float) -> Iterator[bytes]:
+        """The newest of what ranks printed, from the controller: a tar file in pieces.
+
+        Raises:
+            ChannelError: It does not answer, or is too slow.
+        """
+        deadline = time.monotonic() + limit_s
+        _api.reach(self._folder)
+        query = {"max_bytes": str(max_bytes)}
+        try:
+            with self._http().stream("GET", "/v1/logs/archive", params=query) as response:
+                if response.status_code != 200:
+                    raise _api.failure(response.status_code, response.read())
+                for piece in response.iter_raw():
+                    yield piece
+                    if time.monotonic() > deadline:
+                        raise ChannelTimeoutError(f"it did not come within {limit_s:.0f} s")
+        except _api.transient() as error:
+            raise ChannelTimeoutError(f"the controller does not answer: {error}") from error
 
     def _stream(self, path: str, query: dict[str, str], *, follow: bool) -> Iterator[str]:
         timeout = _api.timeout(path, follow=follow)

@@ -28,6 +28,7 @@ __all__ = [
     "HostStatus",
     "LighthouseStatus",
     "LogLine",
+    "OutputStatus",
     "QuorumStatus",
     "RankStatus",
     "RecoveryRecord",
@@ -235,6 +236,19 @@ class SetupStatus(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OutputStatus(Record):
+    """What ranks on other hosts have printed.
+
+    Attributes:
+        kept_bytes: So much of it is in the run's folder.
+        dropped_bytes: So much was printed and is not there: it was more than is kept.
+    """
+
+    kept_bytes: int = 0
+    dropped_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FindingStatus(Record):
     """One thing that the doctor found on a host.
 
@@ -287,6 +301,7 @@ class RunStatus(Record):
         cost_usd: What they have cost so far; None where no price is known.
         wasted_usd: Of that, what was paid before an attempt's first commit, and for attempts without one.
         stops_in_s: Seconds until its ``budget`` ends it, if hosts and prices stay as they are; None where nothing does.
+        output: How much of what its ranks printed is kept beside its controller; None where they are on this machine.
         tunnel_bytes: What hosts that reach nobody but the head have sent each other through it; None without such.
         injections_left: Rehearsed faults that have not happened (yet), as ``--inject`` takes them.
     """
@@ -319,6 +334,7 @@ class RunStatus(Record):
     cost_usd: float | None = None
     wasted_usd: float | None = None
     stops_in_s: float | None = None
+    output: OutputStatus | None = field(default=None, metadata={"of": OutputStatus})
     tunnel_bytes: int | None = None
     injections_left: tuple[str, ...] = ()
 
@@ -395,12 +411,14 @@ class LogLine:
         rank: Which rank; None: ``setup``.
         generation: Which generation.
         line: The text; bytes that are no UTF-8 are replaced.
+        missing_bytes: It was not printed: it stands for so many bytes that are not kept any more.
     """
 
     replica: int | None
     rank: int | None
     generation: int
     line: str
+    missing_bytes: int = 0
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
@@ -413,6 +431,7 @@ class LogLine:
             rank=None if setup or rank is None else int(rank),
             generation=int(value.get("generation") or 0),
             line=str(value.get("line", "")),
+            missing_bytes=int(value.get("missing_bytes") or 0),
         )
 
     @property
@@ -423,4 +442,5 @@ class LogLine:
     def to_json(self) -> dict[str, Any]:
         """The line it was built from."""
         replica = "setup" if self.replica is None else self.replica
-        return {"replica": replica, "rank": self.rank, "generation": self.generation, "line": self.line}
+        found = {"replica": replica, "rank": self.rank, "generation": self.generation, "line": self.line}
+        return {**found, "missing_bytes": self.missing_bytes} if self.missing_bytes else found

@@ -14,7 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from sky_monarch.controller.logs import Line, LogReader, Process
+from sky_monarch.controller.logs import Line, LogReader
+from sky_monarch.controller.questions import Process, Questions
 from sky_monarch.sdk._api import LogCursor
 from sky_monarch.sdk._archive import Selection
 from tests.support.controllers import ControllerRun, ScriptedAgent, controller
@@ -142,7 +143,8 @@ def test_a_silent_stream_shows_signs_of_life(monkeypatch: pytest.MonkeyPatch) ->
         """A run whose one process prints nothing."""
 
         def send(self, host: str, command: Mapping[str, Any]) -> bool:
-            reader.answered(host, {"request": command["request"], "offset": 0, "data": b"", "eof": False})
+            answer = {"request": command["request"], "offset": 0, "data": b"", "eof": False}
+            questions.answered(host, answer)
             return True
 
         def generations(self, process: Process) -> tuple[int, ...]:
@@ -151,14 +153,10 @@ def test_a_silent_stream_shows_signs_of_life(monkeypatch: pytest.MonkeyPatch) ->
         def ended(self) -> bool:
             return False
 
-        def host_of(self, process: Process) -> str:
-            return process.host
-
-        def awaited(self, host: str) -> bool:
-            return False
-
     monkeypatch.setattr("sky_monarch.controller.logs._KEEP_ALIVE_S", 0.1)
-    reader = LogReader(Silent())
+    source = Silent()
+    questions = Questions(source.send, lambda process, generation: (process.host, generation))
+    reader = LogReader(source, questions)
 
     async def first() -> list[Line]:
         stream = reader.lines([Process("local", 0, 0)], generation=None, tail=None, follow=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.support.mutant import Mutant, left_out, replaced
 from tests.support.mutants_actors import ACTORS
+from tests.support.mutants_archived import ARCHIVED
 from tests.support.mutants_examples import EXAMPLES
 from tests.support.mutants_head import AWAY
 from tests.support.mutants_healed import HEALED
@@ -503,6 +504,7 @@ MUTANTS: list[Mutant] = [
     *HOSTS,
     *UNFIT,
     *PROVIDED,
+    *ARCHIVED,
     *AWAY,
     *SCALED,
     *WIDE,
