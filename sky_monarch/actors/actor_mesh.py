@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sky_monarch.actors import serial
@@ -76,8 +77,8 @@ class ActorMesh(Shaped):
         """Replace the process of a rank, dead or alive, and all its actors; then the whole mesh answers again.
 
         Where the host of a rank is lost, another one takes its place first, for all meshes that had processes there:
-        one that has come anew (hosts that ``launch_hosts`` brought up are had again, and waited for until
-        ``timeout``), else an attached one that has room for the processes that are replaced.
+        ``host``, or one that has come anew (hosts that ``launch_hosts`` brought up are had again, and waited for until
+        ``timeout``). Else its ranks are spread over the attached ones that have room, fewest processes first.
 
         Args:
             ranks: Position in this mesh, or several: they are replaced at once.
@@ -86,7 +87,7 @@ class ActorMesh(Shaped):
 
         Raises:
             ConfigError: The processes were started by another process, or ``host`` cannot be used.
-            NoCapacityError: The host of a rank is lost, and no other one has room.
+            NoCapacityError: The host of a rank is lost, and the others have no room for all.
             LaunchError: ``host`` is lost, too.
             SupervisionError: It could not be done in that time.
         """
@@ -164,8 +165,11 @@ class ActorMesh(Shaped):
     def _addresses_of(self) -> list[str]:
         return [self._addresses[rank] for rank in self.__region]
 
-    def _called(self) -> set[str]:
-        return {self._addresses[rank] for rank in self.__region}
+    def _rank_at(self, address: str) -> int | None:
+        """Base rank of the actor in the process at ``address``; None where that has none of this mesh."""
+        # By its name there, which no two processes have: it may be on another host than at first.
+        name = os.path.basename(address)  # noqa: PTH119
+        return next((rank for rank in self.__region if os.path.basename(self._addresses[rank]) == name), None)  # noqa: PTH119
 
     def _one(self, position: int) -> ActorMesh:
         from sky_monarch.actors.extent import Extent

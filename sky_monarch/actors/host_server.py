@@ -139,10 +139,10 @@ class _Server:
         request.reply(VALUE, *serial.dumps(None))
 
     def load(self, request: ActorRequest, _: str) -> None:
-        """How many processes run here."""
+        """Which processes run here, by the names of their sockets."""
         with self.lock:
-            count = sum(len(procs) for procs in self.owned.values())
-        request.reply(VALUE, *serial.dumps(count))
+            names = [os.path.basename(one.address) for procs in self.owned.values() for one in procs.values()]  # noqa: PTH119
+        request.reply(VALUE, *serial.dumps(names))
 
     def place(self, request: ActorRequest, owner: str, *what: Any) -> None:
         """Somebody here wants a place for what ran on a host that is lost: the program knows."""

@@ -22,7 +22,7 @@ from sky_monarch.actors.standby import describe
 from sky_monarch.errors import ActorError, SkyMonarchError, SupervisionError
 
 if TYPE_CHECKING:
-    from sky_monarch.actors.far_host import Standby
+    from sky_monarch.actors.far_host import FarHost, Standby
     from sky_monarch.actors.region import Region
     from sky_monarch.actors.restarts import RestartPolicy
     from sky_monarch.actors.runtime import Runtime
@@ -79,12 +79,13 @@ class Owned:
         self.spares = Spares(runtime.spawner, name, standby if runtime.folder in hosts else 0)
         self.standby = standby
         self.described: list[str] = []
-        self.procs = [self._proc(rank, address) for rank, address in enumerate(addresses)]
+        places = map(runtime.attached.at, addresses)
+        self.procs = [self._proc(rank, *at) for rank, at in enumerate(zip(addresses, places, strict=True))]
         runtime.attached.start(self.procs, (), self._standby())
 
-    def _proc(self, rank: int, address: str) -> Proc:
+    def _proc(self, rank: int, address: str, place: FarHost | None) -> Proc:
         name = f"{self.name}[{rank}]"
-        proc = Proc(name, address, lambda proc: self._ended(rank, proc), log=self.log)
+        proc = Proc(name, address, lambda proc: self._ended(rank, proc), log=self.log, place=place)
         proc.on_lost = self._host_lost
         return proc
 
@@ -230,10 +231,10 @@ class Owned:
             ranks: Each once.
             limit_s: Seconds, until the actors are made.
             ended: A rank and its process: nothing is done where that was replaced meanwhile.
-            host: Folder of the host that has the place of one that is lost; None for any that has room.
+            host: Folder of the host that has the place of one that is lost; None for any that have room.
 
         Raises:
-            NoCapacityError: Their host is lost, and no other one has room.
+            NoCapacityError: Their host is lost, and the others have no room for all of them.
             SupervisionError: It was stopped, a process did not end or an actor was not made within ``limit_s``.
         """
         end = time.monotonic() + limit_s
@@ -277,7 +278,7 @@ class Owned:
 
     def _replace(self, ranks: list[int], end: float, host: str | None) -> None:
         self.runtime.attached.find_places([self.procs[rank] for rank in ranks], self.each, host, end)
-        here = [rank for rank in ranks if self.runtime.attached.of(self.procs[rank]) is None]
+        here = [rank for rank in ranks if self.procs[rank].place is None]
         spares = self.spares.take(len(here))
         # On other hosts nobody knows from here who stood by.
         suspects = here[: len(spares)] + [rank for rank in ranks if self.standby and rank not in here]
@@ -298,7 +299,7 @@ class Owned:
         for proc in old:
             if not proc.ended.wait(max(0.0, end - time.monotonic())):
                 raise SupervisionError(f"{proc.name} (pid {proc.pid}) does not end")
-        fresh = [self._proc(rank, self.procs[rank].address) for rank in ranks]
+        fresh = [self._proc(rank, proc.address, proc.place) for rank, proc in zip(ranks, old, strict=True)]
         for rank, proc in zip(ranks, fresh, strict=True):
             self.procs[rank] = proc
         self.runtime.attached.start(fresh, spares, self._standby())

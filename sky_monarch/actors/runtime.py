@@ -70,7 +70,7 @@ class Runtime:
         self.lock = threading.RLock()
         self.attached = Attached(self)
         #: What else other processes may ask of this one: ``handler(request, *what they sent)``, which answers.
-        self.handlers: dict[str, Callable[..., None]] = {"attend": self._attend}
+        self.handlers: dict[str, Callable[..., None]] = {"attend": self._attend, "kept": self._tell_kept}
         self.at_close: list[Callable[[], None]] = []
         self._attending: list[ActorRequest] = []
         self._kept: Kept | None = None
@@ -160,6 +160,9 @@ class Runtime:
     def _attend(self, request: ActorRequest, *_: object) -> None:
         """Never answered: whoever asks hears of the end of this process so."""
         self._attending.append(request)
+
+    def _tell_kept(self, request: ActorRequest, number: int, rank: int) -> None:
+        self.kept.tell(request, number, rank)
 
     def _stop_actors(self, limit_s: float) -> None:
         import time

@@ -11,7 +11,8 @@
 //!
 //! Both ends of a TLS connection show a certificate of the program's authority before a byte of them is decoded. Where
 //! two hosts do not reach each other, the hub (the program that has attached to both) passes their hops on. A host may
-//! take the place of one that was lost (`places.rs`): what is addressed to that one then comes to it.
+//! take the place of one that was lost, or several those of its processes (`places.rs`, `spread.rs`): what is addressed
+//! to that one then comes to them.
 
 mod delivery;
 mod hop;
@@ -23,6 +24,7 @@ mod peer;
 mod places;
 mod session;
 mod socket;
+mod spread;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -379,7 +381,8 @@ impl Gateway {
         }
     }
 
-    /// The lost host `folder` has its place taken by another one, for all hosts: what is addressed to it goes there.
+    /// The lost host `folder`, or the process of one with that address, has its place taken by another host, for all
+    /// hosts: what is addressed to it goes there.
     pub fn place(&self, folder: &str, by: &str) {
         self.inner.places.put(folder.to_owned(), by.to_owned());
         self.inner.pass_on(&Hop::Placed { folder: folder.to_owned(), by: by.to_owned() });
