@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sky_monarch.actors.actor_mesh import ActorMesh
     from sky_monarch.actors.value_mesh import ValueMesh
 
-__all__ = ["ERROR", "FAILED", "VALUE", "Answer", "Future", "failure"]
+__all__ = ["ERROR", "FAILED", "VALUE", "Answer", "Future", "failure", "raise_first"]
 
 R = TypeVar("R")
 
@@ -192,6 +192,12 @@ def mesh_of(answers: list[Answer], mesh: ActorMesh, method: str) -> ValueMesh[An
     """The values of all ranks. Where one has failed, its failure: the others are not waited for then."""
     from sky_monarch.actors.value_mesh import ValueMesh
 
+    raise_first(answers, mesh, method)
+    return ValueMesh(mesh.extent, [serial.loads(body, buffers) for _, _, body, buffers in answers])
+
+
+def raise_first(answers: list[Answer], mesh: ActorMesh, method: str) -> None:
+    """Sort answers by rank. Where one is no value, raise what the first such rank says."""
     answers.sort(key=lambda answer: answer[0])
     failed = [answer for answer in answers if answer[1] != VALUE]
     if failed:
@@ -200,7 +206,6 @@ def mesh_of(answers: list[Answer], mesh: ActorMesh, method: str) -> ValueMesh[An
         if len(failed) > 1:
             error.add_note(f"{len(failed) - 1} other ranks failed too")
         raise error
-    return ValueMesh(mesh.extent, [serial.loads(body, buffers) for _, _, body, buffers in answers])
 
 
 class _Turn:

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from sky_monarch.actors import serial
+from sky_monarch.actors.folding import PLAN, fold
 from sky_monarch.actors.future import VALUE, Answer, Future, failure, mesh_of
 from sky_monarch.actors.runtime import CONTROL, runtime
 from sky_monarch.actors.shape import Shaped
@@ -15,6 +16,7 @@ from sky_monarch.errors import SupervisionError
 if TYPE_CHECKING:
     from sky_monarch._core import ActorReplies, ActorRequest
     from sky_monarch.actors.actor_mesh import ActorMesh
+    from sky_monarch.actors.folding import Plan
     from sky_monarch.actors.hosting import Hosted
     from sky_monarch.actors.region import Region
     from sky_monarch.actors.value_mesh import ValueMesh
@@ -23,7 +25,8 @@ __all__ = ["KEPT", "KEPT_BY", "Kept", "Ref", "keep", "serve"]
 
 R = TypeVar("R")
 
-#: In the name of a message: what it asks for stays there, or is about what stays there.
+#: In the name of a message: what it asks for stays there, or is about what stays there. Without a number behind it what
+#: comes of it is folded with what others answer (`folding.py`).
 KEPT = "&"
 _GET, _DROP = f"{KEPT}get", f"{KEPT}drop"
 #: What a process is asked that has made such a call: why another one has no value of it.
@@ -244,10 +247,11 @@ def serve(hosted: Hosted, request: ActorRequest, method: str, body: Any, buffers
     name, _, number = method.partition(KEPT)
     place = request.open()[1]
     token = hosted.enter(place) if place else None
+    plan = kwargs.pop(PLAN, None)
     try:
-        keep(hosted, request, int(number), hosted._methods[name](*args, **kwargs))
+        keep(hosted, request, number, hosted._methods[name](*args, **kwargs), plan)
     except BaseException as error:  # noqa: BLE001  (who waits for it is told)
-        keep(hosted, request, int(number), None, error)
+        keep(hosted, request, number, None, error=error)
     finally:
         if token is not None:
             from sky_monarch.actors.context import current
@@ -256,12 +260,21 @@ def serve(hosted: Hosted, request: ActorRequest, method: str, body: Any, buffers
 
 
 def keep(
-    hosted: Hosted, request: ActorRequest, number: int, value: Any, error: BaseException | None = None
+    hosted: Hosted,
+    request: ActorRequest,
+    number: str,
+    value: Any,
+    plan: Plan | None = None,
+    *,
+    error: BaseException | None = None,
 ) -> None:
-    """Keep what an endpoint returned or raised; its caller hears that it is done."""
-    hosted.runtime.kept.put(number, value, error)
+    """Keep what an endpoint returned or raised, and its caller hears that it is done; or have it folded by a plan."""
+    if number:
+        hosted.runtime.kept.put(int(number), value, error)
     if error is not None:
         hosted.refuse(request, error)
+    elif plan is not None:
+        fold(hosted, request, plan, value)
     else:
         request.reply(VALUE, *serial.dumps(None))
 

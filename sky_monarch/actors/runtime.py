@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from sky_monarch._core import ActorNode, ActorRequest
     from sky_monarch.actors.failure import MeshFailure
+    from sky_monarch.actors.folding import Folds
     from sky_monarch.actors.hosting import Hosted
     from sky_monarch.actors.reference import Kept
     from sky_monarch.actors.spawner import Spawner
@@ -74,6 +75,7 @@ class Runtime:
         self.at_close: list[Callable[[], None]] = []
         self._attending: list[ActorRequest] = []
         self._kept: Kept | None = None
+        self._folds: Folds | None = None
         #: Tells the processes that this one starts on another host from those of others.
         self.mark = os.urandom(5).hex()
         self._spawner: Spawner | None = None
@@ -106,6 +108,16 @@ class Runtime:
             return self.address
         return f"{folder}/{self.mark}"
 
+    @property
+    def folds(self) -> Folds:
+        """Answers of other ranks that this process folds."""
+        with self.lock:
+            if self._folds is None:
+                from sky_monarch.actors.folding import Folds
+
+                self._folds = Folds()
+            return self._folds
+
     def serve_control(self) -> None:
         """Do what other processes ask of this one, until it closes."""
         mailbox = self.node.mailbox(CONTROL)
@@ -136,6 +148,10 @@ class Runtime:
             self.strays.expect(int(place))
         elif method == "settled":
             self.strays.settle()
+        elif method == "fold":
+            self.folds.put(place, body, buffers)
+        elif method == "unfold":
+            self.folds.forget(serial.loads(body, buffers))
         elif method in CARE:
             from sky_monarch.actors import care
 

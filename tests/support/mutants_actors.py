@@ -10,6 +10,7 @@ _STANDBY = "test_actors_standby.py::"
 _AGAIN = "        self._make_again(ranks, end)\n"
 
 _TREES = "test_actors_trees.py::"
+_FOLDS = "test_actors_folding.py::"
 _PLACES = "test_actors_places.py::"
 _SPMD = "test_actors_spmd.py::"
 _ODD = "test_actors_oddities.py::"
@@ -294,6 +295,20 @@ ACTORS = [
         "",
         f"{_PLACES}test_ranks_of_a_lost_host_are_spread_over_all_that_have_room_and_fail_each_with_its_own",
         "one on each",
+    ),
+    replaced(
+        "actors/folding.py",
+        "            if number in self._over:\n                return\n",
+        "",
+        f"{_FOLDS}test_a_rank_that_fails_ends_a_reduction_at_once_and_nothing_of_it_is_left",
+        "all is forgotten",
+    ),
+    replaced(
+        "actors/folding.py",
+        "        if folder != here and len(positions) > 1:\n",
+        "        if folder == here:\n",
+        f"{_FOLDS}test_answers_are_combined_on_each_host_in_the_order_of_ranks_and_one_value_of_each_comes_back",
+        "one value of each host",
     ),
     replaced(
         "actors/reference.py",
