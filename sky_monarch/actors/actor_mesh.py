@@ -45,6 +45,7 @@ class ActorMesh(Shaped):
         addresses: tuple[str, ...],
         home: Region,
         region: Region,
+        spawner: str,
     ) -> None:
         self._name = name
         self._cls = cls
@@ -52,6 +53,9 @@ class ActorMesh(Shaped):
         self._addresses = addresses
         self._home = home
         self.__region = region
+        #: Address of the process that has spawned it.
+        self._spawner = spawner
+        self._announced = False
         self._prepared: ActorTargets | None = None
         self._made: Future[None] | None = None
 
@@ -119,7 +123,9 @@ class ActorMesh(Shaped):
         return self.__region
 
     def _with_region(self, region: Region) -> ActorMesh:
-        part = type(self)(self._name, self._cls, self._actor_id, self._addresses, self._home, region)
+        part = type(self)(
+            self._name, self._cls, self._actor_id, self._addresses, self._home, region, self._spawner
+        )
         part._made = self._made
         return part
 
@@ -139,17 +145,24 @@ class ActorMesh(Shaped):
 
     def _targets(self) -> ActorTargets:
         if self._prepared is None:
-            from sky_monarch._core import ActorTargets
-
-            extent = self.__region.extent
-            whole = self.__region == self._home
-            self._prepared = ActorTargets(
-                [
-                    (self._addresses[rank], "" if whole else place_of(position, extent))
-                    for position, rank in enumerate(self.__region)
-                ]
-            )
+            if not self._announced:
+                # A process without the actor asks its spawner whether it is on its way.
+                self._announced = True
+                return self._placed(f"\t{self._spawner}")
+            self._prepared = self._placed("")
         return self._prepared
+
+    def _placed(self, behind: str) -> ActorTargets:
+        from sky_monarch._core import ActorTargets
+
+        extent = self.__region.extent
+        whole = self.__region == self._home
+        return ActorTargets(
+            [
+                (self._addresses[rank], ("" if whole else place_of(position, extent)) + behind)
+                for position, rank in enumerate(self.__region)
+            ]
+        )
 
     def _procs(self) -> ProcMesh:
         from sky_monarch.actors.proc_mesh import ProcMesh
@@ -205,6 +218,7 @@ class ActorMesh(Shaped):
             self._addresses,
             self._home,
             self.__region,
+            self._spawner,
         )
 
     def __repr__(self) -> str:

@@ -70,6 +70,8 @@ class Owned:
         self.changed = threading.Condition()
         self.ends: dict[int, tuple[float, MeshFailure]] = {}
         self.replacing: set[int] = set()
+        #: Of those the ones that were not told yet of the actors that are made again.
+        self.untaught: set[int] = set()
         self.untold: list[tuple[int, Proc]] = []
         #: Ranks that were stopped; with the last one the mesh is.
         self.gone: set[int] = set()
@@ -266,11 +268,18 @@ class Owned:
                     )
                 self.changed.wait(left)
             self.replacing.update(ranks)
+            self.untaught.update(ranks)
+
+    def wait_told(self, rank: int, limit_s: float) -> None:
+        """Wait until a process that is being put in the place of ``rank`` was told of its actors."""
+        with self.changed:
+            self.changed.wait_for(lambda: rank not in self.untaught, limit_s)
 
     def _release(self, ranks: list[int]) -> list[tuple[int, Proc]]:
         """Let others replace ``ranks``; returns those processes that have ended there meanwhile."""
         with self.changed:
             self.replacing.difference_update(ranks)
+            self.untaught.difference_update(ranks)
             self.changed.notify_all()
             untold = [each for each in self.untold if each[0] in ranks]
             self.untold = [each for each in self.untold if each[0] not in ranks]
@@ -325,6 +334,9 @@ class Owned:
                 making.append((record, replies))
         fresh = ActorTargets([(self.procs[rank].address, "") for rank in ranks])
         self.runtime.node.send(fresh, 0, "settled", *serial.dumps(None))
+        with self.changed:
+            self.untaught.difference_update(ranks)
+            self.changed.notify_all()
         # Told all of them first: constructors run side by side, and may call one another's actors.
         for record, replies in making:
             if not replies.wait(max(0.0, end - time.monotonic())):

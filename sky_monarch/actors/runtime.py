@@ -72,6 +72,7 @@ class Runtime:
         self.attached = Attached(self)
         #: What else other processes may ask of this one: ``handler(request, *what they sent)``, which answers.
         self.handlers: dict[str, Callable[..., None]] = {"attend": self._attend, "kept": self._tell_kept}
+        self.handlers["spawned"] = self.strays.answer
         self.at_close: list[Callable[[], None]] = []
         self._attending: list[ActorRequest] = []
         self._kept: Kept | None = None
@@ -145,7 +146,9 @@ class Runtime:
             # What the class needs may take long to import: the actor's own thread does that.
             Hosted(self, actor_id, name, owner, point_at(place), made, request).start()
         elif method == "stray":
-            self.strays.expect(int(place))
+            self.strays.expect(place)
+        elif method == "missing":
+            self.strays.miss(serial.loads(body, buffers))
         elif method == "settled":
             self.strays.settle()
         elif method == "fold":

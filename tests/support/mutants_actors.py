@@ -60,6 +60,20 @@ ACTORS = [
         "gave no answer within",
     ),
     replaced(
+        "actors/strays.py",
+        "            self._waiting[actor_id] = 0.0\n",
+        "            pass\n",
+        f"{_CARE}test_who_has_spawned_an_actor_is_asked_whether_it_comes_so_none_that_does_not_is_waited_for",
+        "its spawner is asked",
+    ),
+    replaced(
+        "actors/strays.py",
+        "_ASKED_S = 10.0\n",
+        "_ASKED_S = 1.0\n",
+        f"{_CARE}test_a_spawn_that_is_late_is_waited_for_as_long_as_its_spawner_lives",
+        "there is no such actor in this process",
+    ),
+    replaced(
         "actors/spmd.py",
         "    return key is not None and said == [(key, rank, len(said)) for rank in range(len(said))]\n",
         "    return key is not None\n",
