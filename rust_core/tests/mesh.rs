@@ -106,7 +106,10 @@ fn a_message_for_an_actor_that_nobody_has_made_is_told_to_the_process_once() {
     assert_eq!(told, [stray("8\t/by/whom"), stray("9")]);
     assert_eq!(known.take(64).len(), 1);
     let first = b.mailbox(8).expect("it waits").take(1).remove(0);
-    assert!(matches!(first, Delivery::Call(request) if request.place() == "3|gpus|4"), "the rest is the place");
+    assert!(
+        matches!(first, Delivery::Call(request) if request.place() == "3|gpus|4"),
+        "the rest is the place"
+    );
 }
 
 #[test]
