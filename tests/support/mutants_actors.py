@@ -60,6 +60,13 @@ ACTORS = [
         "gave no answer within",
     ),
     replaced(
+        "actors/farewell.py",
+        "    if about is None:\n",
+        "    if about is None or about:\n",
+        f"{_HOSTS}test_the_end_of_a_killed_host_that_has_dialled_is_told_at_once_and_leaves_nothing",
+        "nobody waits whether it dials again",
+    ),
+    replaced(
         "actors/strays.py",
         "            self._waiting[actor_id] = 0.0\n",
         "            pass\n",

@@ -281,7 +281,11 @@ impl Inner {
                     session.take(what, frame.segments)?;
                 }
             }
-            Hop::Gone { .. } | Hop::Placed { .. } | Hop::Hello { .. } | Hop::Refused { .. } => {
+            Hop::Gone { .. }
+            | Hop::Placed { .. }
+            | Hop::Hello { .. }
+            | Hop::Killed { .. }
+            | Hop::Refused { .. } => {
                 return Err(Error::new(ErrorKind::Protocol, "read a hop", "it has no business here"));
             }
         }
@@ -354,6 +358,11 @@ impl Gateway {
         Ok((peer.folder().to_owned(), peer.host().to_owned()))
     }
 
+    /// What names the line to the host `folder`, where it is connected.
+    pub fn line(&self, folder: &str) -> Option<u64> {
+        locked(&self.inner.peers).get(folder).map(|peer| peer.line())
+    }
+
     /// The host `folder` may be reached at `address`, and through `via` where it may not.
     pub fn route(&self, folder: &str, address: Option<Address>, via: &str) {
         locked(&self.inner.routes).insert(folder.to_owned(), Route { address, via: via.to_owned() });
@@ -410,6 +419,19 @@ impl Gateway {
         locked(&self.inner.sessions).clear();
         near::remove(&self.inner);
     }
+}
+
+/// Tells the gateway at `address`, whose certificate has to hold `name`, that the one which had dialled it from the host
+/// `folder` was killed. `line` is what [`Gateway::line`] said there.
+pub async fn report_killed(
+    identity: &Identity,
+    (address, name): (&Address, &str),
+    (folder, line): (&str, u64),
+    limit: Duration,
+) -> Result<()> {
+    let telling = peer::report_killed(identity, address, name, folder, line);
+    let late = |_| Error::new(ErrorKind::TimedOut, "tell of a host", format!("no answer in {limit:?}"));
+    tokio::time::timeout(limit, telling).await.map_err(late)?
 }
 
 impl Drop for Gateway {

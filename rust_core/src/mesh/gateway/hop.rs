@@ -33,6 +33,14 @@ pub(super) enum Hop {
         /// In words.
         reason: String,
     },
+    /// In place of a hello, from a process that outlives it: the gateway of a host was killed.
+    #[serde(rename = "k")]
+    Killed {
+        /// Folder of the host.
+        folder: String,
+        /// As in its hello: nobody else knows it.
+        line: u64,
+    },
     /// Somebody is there, and has heard so many hops: all but these and the first ones are counted.
     #[serde(rename = "i")]
     Ping {
