@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import suppress
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,7 +17,7 @@ from sky_monarch.actors.context import point_at
 from sky_monarch.actors.future import ERROR, FAILED, VALUE, Future, raise_first
 from sky_monarch.actors.remote_error import RemoteError
 from sky_monarch.actors.runtime import CONTROL, runtime
-from sky_monarch.errors import SupervisionError
+from sky_monarch.errors import SkyMonarchError, SupervisionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -193,7 +194,8 @@ class Folds:
         one = self.open.pop(number, None)
         if one is not None and one.request is not None:
             words = "what other ranks have answered was not folded: another one has failed"
-            one.request.reply(FAILED, *serial.dumps(RemoteError.of(SupervisionError(words))))
+            with suppress(SkyMonarchError):  # whoever called has ended
+                one.request.reply(FAILED, *serial.dumps(RemoteError.of(SupervisionError(words))))
 
     def _go_on(self, number: int, one: _Fold) -> None:
         # In a thread of its own: it runs code of the program, and may take long.
@@ -220,4 +222,8 @@ class Folds:
         with self._lock:
             if self.open.pop(number, None) is None:
                 return  # nobody waits for it any more
-        request.reply(kind, *answer)
+        try:
+            request.reply(kind, *answer)
+        except Exception as error:  # noqa: BLE001  (no memory, too large: the caller is told, unless it has ended)
+            with suppress(SkyMonarchError):
+                request.reply(ERROR, *serial.dumps(RemoteError.of(error)))

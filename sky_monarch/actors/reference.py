@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from sky_monarch.actors import serial
@@ -11,7 +12,7 @@ from sky_monarch.actors.folding import PLAN, fold
 from sky_monarch.actors.future import VALUE, Answer, Future, failure, mesh_of
 from sky_monarch.actors.runtime import CONTROL, runtime
 from sky_monarch.actors.shape import Shaped
-from sky_monarch.errors import SupervisionError
+from sky_monarch.errors import SkyMonarchError, SupervisionError
 
 if TYPE_CHECKING:
     from sky_monarch._core import ActorReplies, ActorRequest
@@ -140,7 +141,8 @@ class _Making:
                 known = self._take()
                 ready = [one for one in self._asked if one[1] in self._ends]
             for request, slot in ready:
-                request.reply(VALUE, *serial.dumps(self._why(slot)))
+                with suppress(SkyMonarchError):  # whoever asked has ended, or this process is ending
+                    request.reply(VALUE, *serial.dumps(self._why(slot)))
             with self._lock:
                 self._asked = [one for one in self._asked if one not in ready]
                 if not self._asked:

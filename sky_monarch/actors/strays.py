@@ -11,12 +11,13 @@ from __future__ import annotations
 import os
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from sky_monarch.actors import serial
 from sky_monarch.actors.future import FAILED, VALUE
 from sky_monarch.actors.remote_error import RemoteError
-from sky_monarch.errors import SupervisionError
+from sky_monarch.errors import SkyMonarchError, SupervisionError
 
 if TYPE_CHECKING:
     from sky_monarch._core import ActorRequest
@@ -69,11 +70,12 @@ class Strays:
 
         here = self._runtime
         body = serial.dumps((actor_id, here.address))
-        asked = here.node.call(ActorTargets([(spawner, "")]), 0, "spawned", *body)
-        if asked.wait(_ASKED_S) and any(kind < 0 for _, kind, *_ in asked.take()):
-            # It has ended: what it had sent before is read within a moment.
-            time.sleep(_SETTLED_S)
-            here.node.send(ActorTargets([(here.address, "")]), 0, "missing", *serial.dumps(actor_id))
+        with suppress(SkyMonarchError):  # this process is ending, or the spawner takes nothing: 10 s end it
+            asked = here.node.call(ActorTargets([(spawner, "")]), 0, "spawned", *body)
+            if asked.wait(_ASKED_S) and any(kind < 0 for _, kind, *_ in asked.take()):
+                # It has ended: what it had sent before is read within a moment.
+                time.sleep(_SETTLED_S)
+                here.node.send(ActorTargets([(here.address, "")]), 0, "missing", *serial.dumps(actor_id))
 
     def remember(self, actor_id: int, addresses: tuple[str, ...]) -> None:
         """This process spawns an actor on processes with these addresses among others."""
