@@ -54,8 +54,8 @@ class Strays:
         number, _, spawner = place.partition("\t")
         actor_id = int(number)
         now = time.monotonic()
-        if actor_id in self._waiting:
-            return
+        if actor_id in self._waiting or actor_id in self._runtime.hosted:
+            return  # made meanwhile: its first message came while that was on its way through this process
         if not spawner or len(self._asked) >= _MOST_ASKED:
             self._waiting[actor_id] = now + self._grace_s
             return
@@ -98,10 +98,10 @@ class Strays:
         # By the address that it was spawned under: one by which the host is called now may be reached on another way.
         name = os.path.basename(asker)  # noqa: PTH119
         known = (at for at in self._spawned.get(actor_id, ()) if os.path.basename(at) == name)  # noqa: PTH119
-        self._runtime.node.send(
-            ActorTargets([(next(known, asker), "")]), 0, "missing", *serial.dumps(actor_id)
-        )
-        request.reply(VALUE, *serial.dumps(None))
+        target = ActorTargets([(next(known, asker), "")])
+        with suppress(SkyMonarchError):  # whoever asked has ended, or this process is ending
+            self._runtime.node.send(target, 0, "missing", *serial.dumps(actor_id))
+            request.reply(VALUE, *serial.dumps(None))
 
     def miss(self, actor_id: int) -> None:
         """Whoever has spawned the actor has sent this after that, or has ended: it is here, or does not come."""
