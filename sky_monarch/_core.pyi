@@ -109,6 +109,9 @@ class ActorGateway:
             SystemCallError: The operating system said no.
         """
 
+    def line(self, folder: str) -> int | None:
+        """What names the connection to a host, for who has to tell of its end; None where there is none."""
+
     def route(self, folder: str, address: str | None, via: str) -> None:
         """A host may be reached at ``address``, else through the host ``via``."""
 
@@ -606,6 +609,24 @@ class LighthouseControl:
 
 def adopt_orphans() -> None:
     """Make this process the one that the descendants of a dead child are handed to."""
+
+def actor_host_killed(
+    identity: Mapping[str, str], address: tuple[str, str], who: tuple[str, int], timeout_s: float
+) -> None:
+    """Tell a program that the process which had dialled it from a host was killed.
+
+    Args:
+        identity: The host's certificate.
+        address: ``tls:<host>:<port>`` of the program, and the name in its certificate.
+        who: Folder of the host, and the number of its connection to the program, as ``ActorGateway.line`` said there.
+        timeout_s: Longest try.
+
+    Raises:
+        PeerRefusedError: The program does not know this host.
+        ChannelClosedError: Nobody listens.
+        ChannelTimeoutError: Nobody answers.
+        SystemCallError: The operating system said no.
+    """
 
 def actor_bytes(buffer: Any) -> bytes:
     """The bytes of a large contiguous buffer. Copied by several threads, with the GIL released.

@@ -19,6 +19,10 @@ otherwise. Of us and of Monarch, all have plain methods as endpoints, called fro
 ``spawn_mesh_s``           until all processes have answered once
 ``payload_oneway_GBps``    64 MiB of numpy to a process that answers its length (``_bytes``: of bytes)
 ``payload_GBps``           64 MiB of bytes there and back, both ways counted (``_numpy``: of numpy)
+``payload_tensor_GBps``    the same of a torch tensor in the host's memory, and ``payload_oneway_tensor_GBps``: of ours
+                           alone, for Monarch and Ray are installed without torch
+``…_tls_…``                of ours alone, too: with the 8 processes on two other hosts of this machine, reached over
+                           TLS on loopback (``python -m benches actor_hosts`` has more of that)
 ``failure_detect_ms``      SIGKILL of a process until the call pending in it raises; ``_8``, a figure of its own, where
                            8 die at once. With it come ``failure_undetected``: of how many it did not within 35 s, as
                            which they count; and ``recover_ms``: SIGKILL until all whole-mesh calls work again and the

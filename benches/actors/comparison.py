@@ -10,7 +10,17 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 
 from benches.actors import tree
-from benches.actors.figures import BARS, DEATHS, DETECT_P99_MS, IN_TURNS, NAMES, RECOVER_MS, SCALE, Figure
+from benches.actors.figures import (
+    BARS,
+    DEATHS,
+    DETECT_P99_MS,
+    IN_TURNS,
+    NAMES,
+    OURS,
+    RECOVER_MS,
+    SCALE,
+    Figure,
+)
 from benches.actors.peers import NAMES as PEERS
 from benches.actors.subject import PeerError, Subject
 from benches.overhead.paired import ratio_of
@@ -18,10 +28,9 @@ from benches.recovery.lifetime import leave_on_sigterm, workplace
 from benches.recovery.watch import say
 from benches.report import emit, emit_distribution
 
-_OURS = "sky-monarch"
 #: Between two deaths at most, beside what passes anyway: of the peers who look now and then, the phase varies. Ours
 #: have processes that stand by again after half a second.
-_SETTLE_S = {_OURS: 0.5, "monarch": 5.0, "ray": 1.0}
+_SETTLE_S = {OURS: 0.5, "monarch": 5.0, "ray": 1.0}
 _IDLE_S = 1.0
 
 #: By peer and value, one for each round.
@@ -60,6 +69,8 @@ def _in_turns(subjects: Sequence[Subject], figures: Sequence[Figure], options: a
         number = max(2, options.rounds // 2) if figure is SCALE else options.rounds
         for turn in range(number):
             for subject in subjects if turn % 2 == 0 else reversed(subjects):
+                if figure.only not in ("", subject.name):
+                    continue
                 for value, found in _measured(subject, figure).items():
                     rounds.setdefault((subject.name, value), []).append(found)
         load = f"{number} rounds in turns, {len(subjects)} peers up"
@@ -80,12 +91,12 @@ def _report(figure: Figure, rounds: Rounds, load: str) -> None:
     for (peer, value), found in rounds.items():
         emit(peer, value, statistics.median(found), figure.units[value], load=load)
     for (peer, value), found in rounds.items():
-        ours = rounds.get((_OURS, value))
-        if peer == _OURS or ours is None or min(*ours, *found) <= 0:
+        ours = rounds.get((OURS, value))
+        if peer == OURS or ours is None or min(*ours, *found) <= 0:
             continue
         ratio = ratio_of(ours, found)
         for name, each in (("", ratio.value), ("_low", ratio.low), ("_high", ratio.high)):
-            emit(_OURS, f"{value}_to_{peer}{name}", each, "ratio", load=load)
+            emit(OURS, f"{value}_to_{peer}{name}", each, "ratio", load=load)
         for bar in BARS:
             if (bar.value, bar.peer) == (value, peer):
                 interval = f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
@@ -105,7 +116,7 @@ def _deaths(subjects: Sequence[Subject], options: argparse.Namespace) -> None:
         kills = math.ceil(options.deaths / at_once / options.rounds)
         for turn in range(options.rounds):
             for subject in subjects if turn % 2 == 0 else reversed(subjects):
-                for _ in range(kills if subject.name == _OURS else 1):
+                for _ in range(kills if subject.name == OURS else 1):
                     sample = subject.measure("deaths", at_once=at_once, settle_s=_SETTLE_S[subject.name])
                     subject.settle()
                     detect_ms[subject.name] += sample["detect_ms"]
@@ -123,7 +134,7 @@ def _deaths(subjects: Sequence[Subject], options: argparse.Namespace) -> None:
             recover = emit_distribution(
                 subject.name, f"recover_ms{suffix}", recover_ms[subject.name], "ms", load=load
             )
-            if subject.name == _OURS:
+            if subject.name == OURS:
                 for name, found, most in (
                     ("failure_detect_ms_p99", detect["p99"], DETECT_P99_MS),
                     ("recover_ms_p50", recover["p50"], RECOVER_MS),

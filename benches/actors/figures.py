@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Values = dict[str, float]
+OURS = "sky-monarch"
+#: In the names of what is measured between hosts.
+TLS = "tls"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +20,7 @@ class Figure:
         name: As on the command line.
         loop: Of `Loops`.
         options: Of the loop.
+        only: The one peer that has it; all have, where it is empty.
         values: From its sample to what is reported; the median over the rounds is.
         units: Of the values.
     """
@@ -26,6 +30,7 @@ class Figure:
     values: Callable[[Mapping[str, Any]], Values]
     units: Mapping[str, str]
     options: Mapping[str, Any] = field(default_factory=dict)
+    only: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +60,9 @@ class Bar:
         return f"at most {self.most}" if self.most is not None else f"at least {self.least}"
 
 
-def _latency(name: str) -> Figure:
+def _latency(loop: str, over: str = "", only: str = "") -> Figure:
+    name = f"{loop}_{over}" if over else loop
+
     def values(sample: Mapping[str, Any]) -> Values:
         return {
             f"{name}_us": sample["p50_us"],
@@ -65,7 +72,9 @@ def _latency(name: str) -> Figure:
         }
 
     names = (f"{name}_us", f"{name}_us_p99", f"{name}_us_min", f"{name}_cpu_us")
-    return Figure(name=f"{name}_us", loop=name, values=values, units=dict.fromkeys(names, "us"))
+    options = {"over": over} if over else {}
+    units = dict.fromkeys(names, "us")
+    return Figure(name=f"{name}_us", loop=loop, values=values, units=units, options=options, only=only)
 
 
 def _rate(name: str, unit: str) -> Figure:
@@ -92,13 +101,14 @@ def _spawn(name: str, wall: str, processes: int) -> Figure:
     return Figure(name=name, loop="spawn_mesh", values=values, units=units, options={"processes": processes})
 
 
-def _payload(name: str, kind: str, way: str) -> Figure:
+def _payload(name: str, kind: str, way: str, over: str = "", only: str = "") -> Figure:
     return Figure(
         name=name,
         loop="payload",
         values=lambda sample: {name: sample["GBps"], f"{name}_cpu_s": sample["cpu_s"] / sample["operations"]},
         units={name: "GB/s", f"{name}_cpu_s": "s"},
-        options={"kind": kind, "way": way},
+        options={"kind": kind, "way": way} | ({"over": over} if over else {}),
+        only=only,
     )
 
 
@@ -113,6 +123,12 @@ IN_TURNS = (
     _payload("payload_GBps", "bytes", "echo"),
     _payload("payload_numpy_GBps", "numpy", "echo"),
     _payload("payload_oneway_bytes_GBps", "bytes", "oneway"),
+    _payload("payload_tensor_GBps", "tensor", "echo", only=OURS),
+    _payload("payload_oneway_tensor_GBps", "tensor", "oneway", only=OURS),
+    _latency("rtt_call", TLS, OURS),
+    _latency("fanout", TLS, OURS),
+    _payload("payload_oneway_tls_GBps", "numpy", "oneway", TLS, OURS),
+    _payload("payload_tensor_tls_GBps", "tensor", "echo", TLS, OURS),
 )
 SCALE = _spawn("scale", "scale_spawn_s", 32)
 #: How many die at once. What is said of them is told apart by the same suffix.

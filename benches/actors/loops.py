@@ -42,8 +42,8 @@ class Loops:
     def __init__(self, peer: Peer, seconds: float) -> None:
         self._peer = peer
         self._seconds = seconds
-        self._single: Any = None
-        self._eight: Any = None
+        #: By how its processes are reached, and how many there are.
+        self._meshes: dict[tuple[str, int], Any] = {}
         self._losable: dict[int, Any] = {}
         self._left: list[Any] = []
         self._random = random.Random(0)  # spreads deaths over the phase of any timer
@@ -58,17 +58,12 @@ class Loops:
         while self._left:
             self._peer.stop(self._left.pop())
 
-    def _one(self) -> Any:
-        if self._single is None:
-            self._single = self._peer.spawn(1)
-            self._peer.pids(self._single)
-        return self._single
-
-    def _all(self) -> Any:
-        if self._eight is None:
-            self._eight = self._peer.spawn(PROCESSES)
-            self._peer.pids(self._eight)
-        return self._eight
+    def _mesh(self, processes: int, over: str = "") -> Any:
+        if (over, processes) not in self._meshes:
+            mesh = self._peer.spawn_over(over, processes) if over else self._peer.spawn(processes)
+            self._peer.pids(mesh)
+            self._meshes[over, processes] = mesh
+        return self._meshes[over, processes]
 
     def _repeated(self, operation: Callable[[], None], *, limit: int = 20_000) -> Timed:
         """Warm up with some; then time each one for about the seconds of a loop."""
@@ -91,16 +86,16 @@ class Loops:
 
         return timed
 
-    def _rtt_call(self) -> Timed:
-        mesh, call = self._one(), self._peer.call
+    def _rtt_call(self, over: str = "") -> Timed:
+        mesh, call = self._mesh(PROCESSES if over else 1, over), self._peer.call
         return self._repeated(lambda: _same(call(mesh, 1), 1))
 
-    def _fanout(self) -> Timed:
-        mesh, gather = self._all(), self._peer.gather
+    def _fanout(self, over: str = "") -> Timed:
+        mesh, gather = self._mesh(PROCESSES, over), self._peer.gather
         return self._repeated(lambda: _same(gather(mesh), PROCESSES))
 
     def _msgs(self) -> Timed:
-        mesh = self._one()
+        mesh = self._mesh(1)
         arrived = self._peer.send(mesh, 0)
 
         def send(number: int) -> None:
@@ -111,7 +106,7 @@ class Loops:
         return self._bulk(send)
 
     def _pipelined_calls(self) -> Timed:
-        mesh = self._one()
+        mesh = self._mesh(1)
         return self._bulk(lambda number: self._peer.pipeline(mesh, number, WINDOW))
 
     def _bulk(self, operations: Callable[[int], None]) -> Timed:
@@ -144,8 +139,8 @@ class Loops:
 
         return timed
 
-    def _payload(self, kind: str, way: str, repeats: int = 5) -> Timed:
-        mesh = self._one()
+    def _payload(self, kind: str, way: str, over: str = "", repeats: int = 5) -> Timed:
+        mesh = self._mesh(PROCESSES if over else 1, over)
         payload = _payload_of(kind)
         size = len(payload)
 
@@ -154,7 +149,7 @@ class Loops:
 
         def and_back() -> None:
             back = self._peer.echo(mesh, payload)
-            _same((len(back), bytes(back[-64:])), (size, bytes(payload[-64:])))
+            _same((type(back), len(back), _end_of(back)), (type(payload), size, _end_of(payload)))
 
         operation = there if way == "oneway" else and_back
         operation()
@@ -278,7 +273,15 @@ def _payload_of(kind: str) -> Any:
     import numpy as np
 
     array = np.random.default_rng(0).integers(0, 255, PAYLOAD_MIB * MIB, dtype=np.uint8)
+    if kind == "tensor":
+        import torch
+
+        return torch.from_numpy(array)
     return array if kind == "numpy" else array.tobytes()
+
+
+def _end_of(payload: Any) -> list[int]:
+    return [int(each) for each in payload[-64:]]
 
 
 def _distribution(walls_s: list[float]) -> Sample:

@@ -32,7 +32,7 @@ mod sync;
 mod undelivered;
 
 pub use copying::{Pages, copy};
-pub use gateway::{Event, Gateway, GatewayOptions};
+pub use gateway::{Event, Gateway, GatewayOptions, report_killed};
 pub use gather::{Answer, Gather, Outcome, VALUE};
 pub use mailbox::{Delivery, Mailbox, Request, THROWN_AWAY};
 pub use node::{Node, NodeOptions, Target};

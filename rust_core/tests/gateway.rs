@@ -295,6 +295,84 @@ fn hosts_that_do_not_reach_each_other_talk_through_the_hub() {
 }
 
 #[test]
+fn what_is_said_to_a_lost_host_goes_to_where_each_of_its_processes_is_and_fails_with_that_alone() {
+    let world = World::new();
+    let client = world.host("here", true, "1");
+    let (lost, first, second) =
+        (world.host("lost", false, "1"), world.host("first", false, "1"), world.host("second", false, "1"));
+    for host in [&lost, &first, &second] {
+        world.attach(&client, host);
+    }
+    let folder = lost.name();
+    drop(lost);
+    world.lost(&client);
+    let caller = client.node("client");
+    let at = |name: &str| Target { address: format!("{folder}/{name}"), place: String::new() };
+    client.gateway.place(&folder, &first.name());
+    client.gateway.place(&format!("{folder}/c"), &second.name());
+    let (b, c) = (first.node("b"), second.node("c"));
+    let serving = [echo(b.mailbox(7).expect("b"), b'b'), echo(c.mailbox(7).expect("c"), b'c')];
+    let both = [at("b"), at("c")];
+    for round in 0..100_u32 {
+        let number = round.to_le_bytes();
+        let sent = &number[..];
+        assert!(caller.send(&both[1..], 7, "alone", &body(sent)).expect("sent").is_empty());
+        let gather = caller.call(&both, 7, "both", &body(sent), false).expect("sent");
+        assert!(gather.wait(LIMIT), "they answer");
+        let mut answers: Vec<_> =
+            gather.take().into_iter().map(|answer| (answer.slot, bytes_of(&answer.outcome))).collect();
+        answers.sort();
+        for (answer, (slot, letter)) in answers.iter().zip([(0, b'b'), (1, b'c')]) {
+            assert_eq!((answer.0, answer.1.as_slice()), (slot, [sent, &[letter]].concat().as_slice()));
+        }
+    }
+    // What one of them owes fails with it, and nothing that the other one owes.
+    let silent = [b.mailbox(8).expect("b"), c.mailbox(8).expect("c")];
+    let whole = caller.call(&both, 8, "both", &body(b"?"), true).expect("sent");
+    assert!(silent.iter().all(|mailbox| mailbox.wait(LIMIT, true)));
+    let name = second.name();
+    drop(second);
+    assert!(whole.wait(LIMIT));
+    let failed = whole.take();
+    assert_eq!(failed.len(), 1, "{failed:?}");
+    assert!(
+        matches!(&failed[0].outcome, Outcome::Dead { reason } if failed[0].slot == 1 && reason.contains("second")),
+        "{failed:?}"
+    );
+    for delivery in silent[0].take(4) {
+        let Delivery::Call(request) = delivery else { continue };
+        request.reply(VALUE, &body(b"here")).expect("answered");
+    }
+    assert!(whole.wait(LIMIT));
+    assert_eq!(bytes_of(&whole.take()[0].outcome), b"here");
+    // A message without an answer is told of once; and once it has another place, all of it works again.
+    caller.send(&both[1..], 7, "alone", &body(b"lost")).expect("sent");
+    let end = Instant::now() + SOON;
+    while caller.send(&both[1..], 7, "alone", &body(b"lost")).expect("sent").is_empty() {
+        assert!(Instant::now() < end, "it is told of");
+    }
+    client.gateway.place(&name, &first.name());
+    let again = first.node("c");
+    let answering = echo(again.mailbox(7).expect("c"), b'C');
+    let gather = caller.call(&both, 7, "both", &body(b"again"), false).expect("sent");
+    assert!(gather.wait(LIMIT));
+    let mut answers: Vec<_> = gather.take().into_iter().map(|answer| bytes_of(&answer.outcome)).collect();
+    answers.sort();
+    assert_eq!(answers, [b"againC".to_vec(), b"againb".to_vec()]);
+    for node in [&b, &c, &again] {
+        node.close();
+    }
+    let heard = serving.map(|one| one.join().expect("it ends"));
+    assert_eq!(heard[1].len(), 200);
+    drop(answering.join());
+}
+
+fn bytes_of(outcome: &Outcome) -> Vec<u8> {
+    let Outcome::Answer { kind: VALUE, blobs } = outcome else { panic!("{outcome:?}") };
+    blobs[0].bytes().expect("small").to_vec()
+}
+
+#[test]
 fn strangers_are_refused_before_a_byte_of_them_is_decoded() {
     let (world, elsewhere) = (World::new(), World::new());
     let host = world.host("there", false, "1");

@@ -88,8 +88,9 @@ fn a_message_for_an_actor_that_nobody_has_made_is_told_to_the_process_once() {
     let (a, b) = (node(folder.path(), "a"), node(folder.path(), "b"));
     let itself = b.mailbox(0).expect("its own");
     let known = b.mailbox(7).expect("an actor");
-    for actor in [7, 8, 8] {
-        let gather = a.call(&to(&b), actor, "work", &body(b"x"), false).expect("sent");
+    for (actor, place) in [(7, ""), (8, "3|gpus|4\t/by/whom"), (8, ""), (9, "")] {
+        let target = Target { address: b.address().to_owned(), place: place.to_owned() };
+        let gather = a.call(&[target], actor, "work", &body(b"x"), false).expect("sent");
         assert!(!gather.wait(Some(Duration::from_millis(50))), "nobody has answered");
     }
     assert!(itself.wait(LIMIT, true));
@@ -101,8 +102,14 @@ fn a_message_for_an_actor_that_nobody_has_made_is_told_to_the_process_once() {
             Delivery::Cancel(..) => None,
         })
         .collect();
-    assert_eq!(told, [("stray".to_owned(), "8".to_owned())]);
+    let stray = |place: &str| ("stray".to_owned(), place.to_owned());
+    assert_eq!(told, [stray("8\t/by/whom"), stray("9")]);
     assert_eq!(known.take(64).len(), 1);
+    let first = b.mailbox(8).expect("it waits").take(1).remove(0);
+    assert!(
+        matches!(first, Delivery::Call(request) if request.place() == "3|gpus|4"),
+        "the rest is the place"
+    );
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sky_monarch.actors import serial
@@ -44,6 +45,7 @@ class ActorMesh(Shaped):
         addresses: tuple[str, ...],
         home: Region,
         region: Region,
+        spawner: str,
     ) -> None:
         self._name = name
         self._cls = cls
@@ -51,6 +53,9 @@ class ActorMesh(Shaped):
         self._addresses = addresses
         self._home = home
         self.__region = region
+        #: Address of the process that has spawned it.
+        self._spawner = spawner
+        self._announced = False
         self._prepared: ActorTargets | None = None
         self._made: Future[None] | None = None
 
@@ -76,8 +81,8 @@ class ActorMesh(Shaped):
         """Replace the process of a rank, dead or alive, and all its actors; then the whole mesh answers again.
 
         Where the host of a rank is lost, another one takes its place first, for all meshes that had processes there:
-        one that has come anew (hosts that ``launch_hosts`` brought up are had again, and waited for until
-        ``timeout``), else an attached one that has room for the processes that are replaced.
+        ``host``, or one that has come anew (hosts that ``launch_hosts`` brought up are had again, and waited for until
+        ``timeout``). Else its ranks are spread over the attached ones that have room, fewest processes first.
 
         Args:
             ranks: Position in this mesh, or several: they are replaced at once.
@@ -86,7 +91,7 @@ class ActorMesh(Shaped):
 
         Raises:
             ConfigError: The processes were started by another process, or ``host`` cannot be used.
-            NoCapacityError: The host of a rank is lost, and no other one has room.
+            NoCapacityError: The host of a rank is lost, and the others have no room for all.
             LaunchError: ``host`` is lost, too.
             SupervisionError: It could not be done in that time.
         """
@@ -118,7 +123,9 @@ class ActorMesh(Shaped):
         return self.__region
 
     def _with_region(self, region: Region) -> ActorMesh:
-        part = type(self)(self._name, self._cls, self._actor_id, self._addresses, self._home, region)
+        part = type(self)(
+            self._name, self._cls, self._actor_id, self._addresses, self._home, region, self._spawner
+        )
         part._made = self._made
         return part
 
@@ -138,17 +145,24 @@ class ActorMesh(Shaped):
 
     def _targets(self) -> ActorTargets:
         if self._prepared is None:
-            from sky_monarch._core import ActorTargets
-
-            extent = self.__region.extent
-            whole = self.__region == self._home
-            self._prepared = ActorTargets(
-                [
-                    (self._addresses[rank], "" if whole else place_of(position, extent))
-                    for position, rank in enumerate(self.__region)
-                ]
-            )
+            if not self._announced:
+                # A process without the actor asks its spawner whether it is on its way.
+                self._announced = True
+                return self._placed(f"\t{self._spawner}")
+            self._prepared = self._placed("")
         return self._prepared
+
+    def _placed(self, behind: str) -> ActorTargets:
+        from sky_monarch._core import ActorTargets
+
+        extent = self.__region.extent
+        whole = self.__region == self._home
+        return ActorTargets(
+            [
+                (self._addresses[rank], ("" if whole else place_of(position, extent)) + behind)
+                for position, rank in enumerate(self.__region)
+            ]
+        )
 
     def _procs(self) -> ProcMesh:
         from sky_monarch.actors.proc_mesh import ProcMesh
@@ -164,8 +178,11 @@ class ActorMesh(Shaped):
     def _addresses_of(self) -> list[str]:
         return [self._addresses[rank] for rank in self.__region]
 
-    def _called(self) -> set[str]:
-        return {self._addresses[rank] for rank in self.__region}
+    def _rank_at(self, address: str) -> int | None:
+        """Base rank of the actor in the process at ``address``; None where that has none of this mesh."""
+        # By its name there, which no two processes have: it may be on another host than at first.
+        name = os.path.basename(address)  # noqa: PTH119
+        return next((rank for rank in self.__region if os.path.basename(self._addresses[rank]) == name), None)  # noqa: PTH119
 
     def _one(self, position: int) -> ActorMesh:
         from sky_monarch.actors.extent import Extent
@@ -201,6 +218,7 @@ class ActorMesh(Shaped):
             self._addresses,
             self._home,
             self.__region,
+            self._spawner,
         )
 
     def __repr__(self) -> str:

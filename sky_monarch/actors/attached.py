@@ -52,15 +52,15 @@ class Attached:
                 found = self.hosts[folder] = FarHost(self.runtime, folder, name)
             return found
 
-    def of(self, proc: Proc) -> FarHost | None:
-        """The host of a process; None where that is this process's own."""
-        folder = os.path.dirname(proc.address)  # noqa: PTH120
-        return None if folder == self.runtime.folder else self.host(folder, folder)
+    def at(self, address: str) -> FarHost | None:
+        """The host that a process with that address is first started on; None where that is this process's own."""
+        folder = os.path.dirname(address)  # noqa: PTH120
+        return self.host(folder, folder)
 
     def _by_host(self, procs: Iterable[Proc]) -> dict[FarHost | None, list[Proc]]:
         found: dict[FarHost | None, list[Proc]] = {}
         for proc in procs:
-            found.setdefault(self.of(proc), []).append(proc)
+            found.setdefault(proc.place, []).append(proc)
         return found
 
     def check(self, procs: Iterable[Proc]) -> None:
@@ -70,28 +70,41 @@ class Attached:
                 host.check()
 
     def find_places(self, procs: list[Proc], each: int, wanted: str | None, end: float) -> None:
-        """See to it that the hosts of these processes live: another one has the place of a lost one from here on.
+        """See to it that the hosts of these processes live: those of a lost one have places on others from here on.
 
         Args:
             procs: That were started there.
             each: Processes that a host of their mesh has room for.
-            wanted: Folder of the host that is to have it; None for any that has room.
+            wanted: Folder of the host that is to have them; None for any that have room.
             end: When to give up, by ``time.monotonic()``.
 
         Raises:
-            NoCapacityError: No host has room.
+            NoCapacityError: The hosts have no room for all of them.
             LaunchError: The program, or the host that is wanted, is lost.
             ConfigError: Another one than the one that is wanted has the place.
         """
         for host, some in self._by_host(procs).items():
             if host is None or host.gone is None:
                 continue
+            addresses = [proc.address for proc in some]
             if self.places is not None:
-                self.places.find(host.folder, len(some), each, wanted, end)
+                _, found = self.places.find(host.folder, addresses, each, wanted, end)
             else:
-                self._ask_for_place(host, (len(some), each, wanted), end)
+                found = self._ask_for_places(host, (addresses, each, wanted), end)
+            for proc, where in zip(some, found, strict=True):
+                proc.place = self._reached(*where)
 
-    def _ask_for_place(self, host: FarHost, what: tuple[int, int, str | None], end: float) -> None:
+    def _reached(self, folder: str, name: str) -> FarHost | None:
+        """A host that the program says is there, though this process may have lost its way to it before."""
+        found = self.host(folder, name)
+        if found is not None and found.gone is not None:
+            self.replace(found, FarHost(self.runtime, folder, name))
+            found = self.host(folder, name)
+        return found
+
+    def _ask_for_places(
+        self, host: FarHost, what: tuple[list[str], int, str | None], end: float
+    ) -> list[tuple[str, str]]:
         from sky_monarch._core import ActorTargets
 
         # Who serves this host knows the program; on the program's own host that is asked itself.
@@ -106,12 +119,11 @@ class Attached:
         if kind != VALUE:
             why = body if kind < 0 else serial.loads(body, buffers).words
             raise NoCapacityError(f"nothing can be started in place of {host.name}: {why}")
-        folder, name = serial.loads(body, buffers)
-        if folder == host.folder:
-            # Only the way from here to it was lost, and with it all that this process had there.
-            self.replace(host, FarHost(self.runtime, folder, name))
-        else:
-            self.replace(host, self.host(folder, name))
+        (folder, name), found = serial.loads(body, buffers)
+        if folder != host.folder:
+            self.replace(host, self._reached(folder, name))
+        # Else only the way from here to it was lost, and with it all that this process had there.
+        return list(found)
 
     def replace(self, lost: FarHost, by: FarHost | None) -> None:
         """What is asked of a lost host is asked of ``by``; None: this process's own host has its place."""

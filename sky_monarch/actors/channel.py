@@ -171,21 +171,38 @@ class Channel(Generic[T]):
 
 
 class Accumulator(Generic[A]):
-    """Combines the answers of a mesh one by one, as they come.
+    """Combines the answers of a mesh.
+
+    Where it is declared ``associative``, the answers of each other host are combined there, in the process of its first
+    rank, and one value for each host comes back: ``combine(combine(a, b), c)`` has to be ``combine(a, combine(b, c))``.
+    They are then combined in the order of the ranks, whatever that of their coming, and one rank that fails ends it for
+    all, as of ``call``.
 
     Args:
         endpoint: What is called.
         identity: What the first answer is combined with.
         combine: Takes what has been combined and one answer. In any order: it should not depend on that.
+        associative: It may also take two things that have been combined, of lower and of higher ranks. It is called in
+            processes of the mesh too, so it is sent there.
     """
 
-    def __init__(self, endpoint: Endpoint[..., Any], identity: A, combine: Callable[[A, Any], A]) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint[..., Any],
+        identity: A,
+        combine: Callable[[A, Any], A],
+        *,
+        associative: bool = False,
+    ) -> None:
         self._endpoint = endpoint
         self._identity = identity
         self._combine = combine
+        self._associative = associative
 
     def accumulate(self, *args: Any, **kwargs: Any) -> A:
         """Call the endpoint on every actor of its mesh and combine the answers. Raises what ``Future.get`` raises."""
+        if self._associative:
+            return cast("A", self._endpoint._reduced(self._identity, self._combine, args, kwargs))
         total = self._identity
         for answer in self._endpoint.stream(*args, **kwargs):
             total = self._combine(total, answer.get())

@@ -55,7 +55,7 @@ def current_size() -> dict[str, int]:
 
 
 #: How the name of a dimension is written where these characters part names: any name will do.
-_WRITTEN = str.maketrans({"%": "%25", ",": "%2C", "|": "%7C"})
+_WRITTEN = str.maketrans({"%": "%25", ",": "%2C", "|": "%7C", "\t": "%09"})
 
 
 def place_of(rank: int, extent: Extent) -> str:
@@ -71,5 +71,6 @@ def point_at(place: str) -> Point:
         return Point(int(rank), Extent((), ()))
     names = labels.split(",")
     if "%" in labels:
-        names = [name.replace("%2C", ",").replace("%7C", "|").replace("%25", "%") for name in names]
+        for written, char in (("%2C", ","), ("%7C", "|"), ("%09", "\t"), ("%25", "%")):
+            names = [name.replace(written, char) for name in names]
     return Point(int(rank), Extent(names, map(int, sizes.split(","))))

@@ -139,6 +139,15 @@ class Endpoint(Generic[P, R]):
 
         return reference(self._target, self.__name__, self._packed(args, kwargs))
 
+    def _reduced(
+        self, identity: Any, combine: Callable[[Any, Any], Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call it on every actor; the answers are combined on their way. See :class:`Accumulator`."""
+        from sky_monarch.actors.folding import reduce
+
+        self._known_signature.check(self.__name__, args, kwargs)
+        return reduce(self._target, self.__name__, (args, kwargs), identity, combine)
+
     def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Send it to every actor; wait for no answer. Where it raises there, the actor fails, and its owner hears."""
         mesh = self._target

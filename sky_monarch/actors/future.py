@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sky_monarch.actors.actor_mesh import ActorMesh
     from sky_monarch.actors.value_mesh import ValueMesh
 
-__all__ = ["ERROR", "FAILED", "VALUE", "Future"]
+__all__ = ["ERROR", "FAILED", "VALUE", "Answer", "Future", "failure", "raise_first"]
 
 R = TypeVar("R")
 
@@ -185,22 +185,27 @@ def one_of(answers: list[Answer], mesh: ActorMesh, method: str) -> Any:
     slot, kind, body, buffers = answers[0]
     if kind == VALUE:
         return serial.loads(body, buffers)
-    raise _failure(kind, body, buffers, mesh, slot, method)
+    raise failure(kind, body, buffers, mesh, slot, method)
 
 
 def mesh_of(answers: list[Answer], mesh: ActorMesh, method: str) -> ValueMesh[Any]:
     """The values of all ranks. Where one has failed, its failure: the others are not waited for then."""
     from sky_monarch.actors.value_mesh import ValueMesh
 
+    raise_first(answers, mesh, method)
+    return ValueMesh(mesh.extent, [serial.loads(body, buffers) for _, _, body, buffers in answers])
+
+
+def raise_first(answers: list[Answer], mesh: ActorMesh, method: str) -> None:
+    """Sort answers by rank. Where one is no value, raise what the first such rank says."""
     answers.sort(key=lambda answer: answer[0])
     failed = [answer for answer in answers if answer[1] != VALUE]
     if failed:
         slot, kind, body, buffers = failed[0]
-        error = _failure(kind, body, buffers, mesh, slot, method)
+        error = failure(kind, body, buffers, mesh, slot, method)
         if len(failed) > 1:
             error.add_note(f"{len(failed) - 1} other ranks failed too")
         raise error
-    return ValueMesh(mesh.extent, [serial.loads(body, buffers) for _, _, body, buffers in answers])
 
 
 class _Turn:
@@ -243,9 +248,10 @@ def each_of(replies: ActorReplies, mesh: ActorMesh, method: str) -> Iterator[Fut
     return (Future(turn, one_of, mesh, method) for turn in turns)
 
 
-def _failure(
+def failure(
     kind: int, body: Any, buffers: list[Any], mesh: ActorMesh, slot: int, method: str
 ) -> ActorError | SupervisionError:
+    """What an answer that is no value says."""
     who = f"{mesh.name}[{mesh._rank_of(slot)}]"
     if kind in (ERROR, FAILED):
         remote: RemoteError = serial.loads(body, buffers)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sky_monarch.actors import serial
 from sky_monarch.actors.far_host import SERVER
+from sky_monarch.actors.farewell import Farewell
 from sky_monarch.actors.future import FAILED, VALUE
 from sky_monarch.actors.keys import CLIENT, HOST
 from sky_monarch.actors.remote_error import RemoteError
@@ -139,10 +140,10 @@ class _Server:
         request.reply(VALUE, *serial.dumps(None))
 
     def load(self, request: ActorRequest, _: str) -> None:
-        """How many processes run here."""
+        """Which processes run here, by the names of their sockets."""
         with self.lock:
-            count = sum(len(procs) for procs in self.owned.values())
-        request.reply(VALUE, *serial.dumps(count))
+            names = [os.path.basename(one.address) for procs in self.owned.values() for one in procs.values()]  # noqa: PTH119
+        request.reply(VALUE, *serial.dumps(names))
 
     def place(self, request: ActorRequest, owner: str, *what: Any) -> None:
         """Somebody here wants a place for what ran on a host that is lost: the program knows."""
@@ -283,13 +284,33 @@ def serve(
         PeerRefusedError: The program does not want this host.
         SkyMonarchError: No program came in time.
     """
-    import time
-
     if listen is None and dial is None:
         raise ConfigError(
             "a host of actors either listens or dials", hint="--listen HOST:PORT or --dial HOST:PORT"
         )
     keys.check(HOST)
+    # Who is dialled hears of the end of who listens at once.
+    farewell = Farewell(keys.identity) if dial is not None else None
+    try:
+        _serve(keys, farewell, listen, dial, name, once=once, within_s=within_s, only=only)
+    finally:
+        if farewell is not None:
+            farewell.close()
+
+
+def _serve(
+    keys: ActorKeys,
+    farewell: Farewell | None,
+    listen: str | None,
+    dial: str | None,
+    name: str | None,
+    *,
+    once: bool,
+    within_s: float | None,
+    only: str,
+) -> None:
+    import time
+
     at = f"tls:{listen}" if listen is not None else None
     returns = False
     while True:
@@ -300,10 +321,17 @@ def serve(
                 at = found  # the port that was chosen, for the programs after this one too
                 server._say(f"listens at {found.removeprefix('tls:')}")
             end = None if within_s is None else time.monotonic() + within_s
-            if dial is not None and not _dial(server.gateway, f"tls:{dial}", end, returns):
-                return
+            if dial is not None:
+                program = _dial(server.gateway, f"tls:{dial}", end, returns)
+                if program is None:
+                    return
+                if farewell is not None:
+                    folder = server.runtime.folder
+                    farewell.about(f"tls:{dial}", folder, server.gateway.line(program))
             left = None if end is None else max(0.1, end - time.monotonic())
             words, was_left = server.until_lost(left)
+            if farewell is not None:
+                farewell.nobody()
             server._say(words)
         finally:
             server.close()
@@ -313,23 +341,22 @@ def serve(
             returns, within_s = True, _RETURN_S
 
 
-def _dial(gateway: ActorGateway, address: str, end: float | None, returns: bool) -> bool:
-    """Dial the program until it answers. False where this host ``returns``, and the program has ended."""
+def _dial(gateway: ActorGateway, address: str, end: float | None, returns: bool) -> str | None:
+    """Dial the program until it answers; returns its folder. None where this host ``returns``, and it has ended."""
     import time
 
     began = time.monotonic()
     pause_s, longest_s = _RETRY_S
     while True:
         try:
-            gateway.dial(address, CLIENT, _HANDSHAKE_S)
-            return True
+            return gateway.dial(address, CLIENT, _HANDSHAKE_S)[0]
         except (ConfigError, PeerRefusedError):
             if returns:
-                return False  # another program is there by now
+                return None  # another program is there by now
             raise
         except SkyMonarchError as error:
             if returns and _REFUSED in str(error) and time.monotonic() - began > _NOBODY_S:
-                return False
+                return None
             if end is not None and time.monotonic() + pause_s > end:
                 raise SkyMonarchError(f"no program at {address.removeprefix('tls:')}: {error}") from error
         time.sleep(pause_s)

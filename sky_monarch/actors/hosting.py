@@ -86,7 +86,8 @@ class Hosted:
         """
         if threading.current_thread() is not self._thread:
             return False
-        here = getattr(mesh, "_actor_id", None) == self.actor_id and self.runtime.address in mesh._called()
+        own = getattr(mesh, "_actor_id", None) == self.actor_id
+        here = own and mesh._rank_at(self.runtime.address) is not None
         return here and (awaited is None or self.loop is None or not self.loop.goes_on(awaited))
 
     def ask_to_stop(self) -> None:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sky_monarch.actors import serial
+from sky_monarch.actors.folding import PLAN
 from sky_monarch.actors.hosting import STOP, SUPERVISE
 from sky_monarch.actors.reference import KEPT, keep
 
@@ -163,21 +164,22 @@ class _Loop:
         name, kept, number = method.partition(KEPT)
         made = hosted._methods.get(name)
         if kept and name not in self.functions and made is not None and hosted.failed is None:
-            await self.keep(request, made, int(number), place, body, buffers)
+            await self.keep(request, made, number, place, body, buffers)
             return True
         return hosted.handle_other(request, method, body, buffers)
 
     async def keep(
-        self, request: ActorRequest, found: Any, number: int, place: str, body: Any, buffers: Any
+        self, request: ActorRequest, found: Any, number: str, place: str, body: Any, buffers: Any
     ) -> None:
-        """A coroutine whose result stays here."""
+        """A coroutine whose result stays here, or is folded with others."""
         if place:
             self.hosted.enter(place)  # a task has a context of its own
         try:
             args, kwargs = serial.loads(body, buffers)
-            keep(self.hosted, request, number, await found(*args, **kwargs))
+            plan = kwargs.pop(PLAN, None)
+            keep(self.hosted, request, number, await found(*args, **kwargs), plan)
         except BaseException as error:  # noqa: BLE001  (who waits for it is told)
-            keep(self.hosted, request, number, None, error)
+            keep(self.hosted, request, number, None, error=error)
 
     async def answer(self, request: ActorRequest, found: Any, place: str, body: Any, buffers: Any) -> None:
         if place:

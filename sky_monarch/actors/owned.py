@@ -22,7 +22,7 @@ from sky_monarch.actors.standby import describe
 from sky_monarch.errors import ActorError, SkyMonarchError, SupervisionError
 
 if TYPE_CHECKING:
-    from sky_monarch.actors.far_host import Standby
+    from sky_monarch.actors.far_host import FarHost, Standby
     from sky_monarch.actors.region import Region
     from sky_monarch.actors.restarts import RestartPolicy
     from sky_monarch.actors.runtime import Runtime
@@ -70,6 +70,8 @@ class Owned:
         self.changed = threading.Condition()
         self.ends: dict[int, tuple[float, MeshFailure]] = {}
         self.replacing: set[int] = set()
+        #: Of those the ones that were not told yet of the actors that are made again.
+        self.untaught: set[int] = set()
         self.untold: list[tuple[int, Proc]] = []
         #: Ranks that were stopped; with the last one the mesh is.
         self.gone: set[int] = set()
@@ -79,12 +81,13 @@ class Owned:
         self.spares = Spares(runtime.spawner, name, standby if runtime.folder in hosts else 0)
         self.standby = standby
         self.described: list[str] = []
-        self.procs = [self._proc(rank, address) for rank, address in enumerate(addresses)]
+        places = map(runtime.attached.at, addresses)
+        self.procs = [self._proc(rank, *at) for rank, at in enumerate(zip(addresses, places, strict=True))]
         runtime.attached.start(self.procs, (), self._standby())
 
-    def _proc(self, rank: int, address: str) -> Proc:
+    def _proc(self, rank: int, address: str, place: FarHost | None) -> Proc:
         name = f"{self.name}[{rank}]"
-        proc = Proc(name, address, lambda proc: self._ended(rank, proc), log=self.log)
+        proc = Proc(name, address, lambda proc: self._ended(rank, proc), log=self.log, place=place)
         proc.on_lost = self._host_lost
         return proc
 
@@ -230,10 +233,10 @@ class Owned:
             ranks: Each once.
             limit_s: Seconds, until the actors are made.
             ended: A rank and its process: nothing is done where that was replaced meanwhile.
-            host: Folder of the host that has the place of one that is lost; None for any that has room.
+            host: Folder of the host that has the place of one that is lost; None for any that have room.
 
         Raises:
-            NoCapacityError: Their host is lost, and no other one has room.
+            NoCapacityError: Their host is lost, and the others have no room for all of them.
             SupervisionError: It was stopped, a process did not end or an actor was not made within ``limit_s``.
         """
         end = time.monotonic() + limit_s
@@ -265,11 +268,18 @@ class Owned:
                     )
                 self.changed.wait(left)
             self.replacing.update(ranks)
+            self.untaught.update(ranks)
+
+    def wait_told(self, rank: int, limit_s: float) -> None:
+        """Wait until a process that is being put in the place of ``rank`` was told of its actors."""
+        with self.changed:
+            self.changed.wait_for(lambda: rank not in self.untaught, limit_s)
 
     def _release(self, ranks: list[int]) -> list[tuple[int, Proc]]:
         """Let others replace ``ranks``; returns those processes that have ended there meanwhile."""
         with self.changed:
             self.replacing.difference_update(ranks)
+            self.untaught.difference_update(ranks)
             self.changed.notify_all()
             untold = [each for each in self.untold if each[0] in ranks]
             self.untold = [each for each in self.untold if each[0] not in ranks]
@@ -277,7 +287,7 @@ class Owned:
 
     def _replace(self, ranks: list[int], end: float, host: str | None) -> None:
         self.runtime.attached.find_places([self.procs[rank] for rank in ranks], self.each, host, end)
-        here = [rank for rank in ranks if self.runtime.attached.of(self.procs[rank]) is None]
+        here = [rank for rank in ranks if self.procs[rank].place is None]
         spares = self.spares.take(len(here))
         # On other hosts nobody knows from here who stood by.
         suspects = here[: len(spares)] + [rank for rank in ranks if self.standby and rank not in here]
@@ -298,7 +308,7 @@ class Owned:
         for proc in old:
             if not proc.ended.wait(max(0.0, end - time.monotonic())):
                 raise SupervisionError(f"{proc.name} (pid {proc.pid}) does not end")
-        fresh = [self._proc(rank, self.procs[rank].address) for rank in ranks]
+        fresh = [self._proc(rank, proc.address, proc.place) for rank, proc in zip(ranks, old, strict=True)]
         for rank, proc in zip(ranks, fresh, strict=True):
             self.procs[rank] = proc
         self.runtime.attached.start(fresh, spares, self._standby())
@@ -324,6 +334,9 @@ class Owned:
                 making.append((record, replies))
         fresh = ActorTargets([(self.procs[rank].address, "") for rank in ranks])
         self.runtime.node.send(fresh, 0, "settled", *serial.dumps(None))
+        with self.changed:
+            self.untaught.difference_update(ranks)
+            self.changed.notify_all()
         # Told all of them first: constructors run side by side, and may call one another's actors.
         for record, replies in making:
             if not replies.wait(max(0.0, end - time.monotonic())):

@@ -53,6 +53,21 @@ def owner_of(addresses: tuple[str, ...], name: str) -> Owned:
     return found
 
 
+def being_replaced(address: str, limit_s: float) -> None:
+    """Wait while the process of that name is being replaced by this one and has not been told of its actors.
+
+    Args:
+        address: Of the process, wherever it is.
+        limit_s: Seconds, at the most.
+    """
+    name = os.path.basename(address)  # noqa: PTH119
+    for owned in list(_owned.values()):
+        for rank, proc in enumerate(owned.procs):
+            if os.path.basename(proc.address) == name:  # noqa: PTH119
+                owned.wait_told(rank, limit_s)
+                return
+
+
 def ranks_of(region: Region, positions: int | Iterable[int]) -> list[int]:
     """Base ranks of one or several positions, each once.
 
@@ -107,12 +122,14 @@ class ProcMesh(Shaped):
         targets = [
             (self._addresses[rank], place_of(position, extent)) for position, rank in enumerate(self.__region)
         ]
-        mesh = ActorMesh(name, cls, actor_id, self._addresses, self.__region, self.__region)
+        region = self.__region
+        mesh = ActorMesh(name, cls, actor_id, self._addresses, region, region, runtime().address)
         owned = find_owner(self._addresses)
         if owned is not None:
             from sky_monarch.actors.owned import Record
 
             owned.record(Record(name, actor_id, body, self.__region), cls)
+        runtime().strays.remember(actor_id, self._addresses)
         replies = runtime().node.call(ActorTargets(targets), CONTROL, "spawn", body)
         mesh._made = Future(replies, _none_of, mesh, "__init__")
         return cast("A", mesh)

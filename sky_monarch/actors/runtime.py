@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from sky_monarch._core import ActorNode, ActorRequest
     from sky_monarch.actors.failure import MeshFailure
+    from sky_monarch.actors.folding import Folds
     from sky_monarch.actors.hosting import Hosted
     from sky_monarch.actors.reference import Kept
     from sky_monarch.actors.spawner import Spawner
@@ -70,10 +71,12 @@ class Runtime:
         self.lock = threading.RLock()
         self.attached = Attached(self)
         #: What else other processes may ask of this one: ``handler(request, *what they sent)``, which answers.
-        self.handlers: dict[str, Callable[..., None]] = {"attend": self._attend}
+        self.handlers: dict[str, Callable[..., None]] = {"attend": self._attend, "kept": self._tell_kept}
+        self.handlers["spawned"] = self.strays.answer
         self.at_close: list[Callable[[], None]] = []
         self._attending: list[ActorRequest] = []
         self._kept: Kept | None = None
+        self._folds: Folds | None = None
         #: Tells the processes that this one starts on another host from those of others.
         self.mark = os.urandom(5).hex()
         self._spawner: Spawner | None = None
@@ -106,6 +109,16 @@ class Runtime:
             return self.address
         return f"{folder}/{self.mark}"
 
+    @property
+    def folds(self) -> Folds:
+        """Answers of other ranks that this process folds."""
+        with self.lock:
+            if self._folds is None:
+                from sky_monarch.actors.folding import Folds
+
+                self._folds = Folds()
+            return self._folds
+
     def serve_control(self) -> None:
         """Do what other processes ask of this one, until it closes."""
         mailbox = self.node.mailbox(CONTROL)
@@ -133,9 +146,15 @@ class Runtime:
             # What the class needs may take long to import: the actor's own thread does that.
             Hosted(self, actor_id, name, owner, point_at(place), made, request).start()
         elif method == "stray":
-            self.strays.expect(int(place))
+            self.strays.expect(place)
+        elif method == "missing":
+            self.strays.miss(serial.loads(body, buffers))
         elif method == "settled":
             self.strays.settle()
+        elif method == "fold":
+            self.folds.put(place, body, buffers)
+        elif method == "unfold":
+            self.folds.forget(serial.loads(body, buffers))
         elif method in CARE:
             from sky_monarch.actors import care
 
@@ -160,6 +179,9 @@ class Runtime:
     def _attend(self, request: ActorRequest, *_: object) -> None:
         """Never answered: whoever asks hears of the end of this process so."""
         self._attending.append(request)
+
+    def _tell_kept(self, request: ActorRequest, number: int, rank: int) -> None:
+        self.kept.tell(request, number, rank)
 
     def _stop_actors(self, limit_s: float) -> None:
         import time

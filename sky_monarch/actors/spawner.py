@@ -22,6 +22,7 @@ from sky_monarch.errors import LaunchError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from sky_monarch.actors.far_host import FarHost
     from sky_monarch.actors.runtime import Runtime
 
 __all__ = ["Proc", "Spawner"]
@@ -46,6 +47,7 @@ class Proc:
         pid: None before it is forked.
         status: None while it lives.
         host: Name of its host, where that is another one.
+        place: That host; None where it is this process's own.
         on_lost: Called once, with all that it was started with, where their host is lost.
         on_born: Called when it is forked.
         ended: Set when it has ended.
@@ -64,6 +66,7 @@ class Proc:
     wanted: bool = True
     log: RemoteLog = field(default_factory=RemoteLog)
     host: str = ""
+    place: FarHost | None = None
     on_lost: Callable[[list[Proc], str], None] | None = None
     on_born: Callable[[Proc], None] | None = None
 

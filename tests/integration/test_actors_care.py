@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -12,10 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from sky_monarch.actor import SupervisionError, shutdown, this_host, this_proc
+from sky_monarch.actor import SupervisionError, local_hosts, shutdown, this_host, this_proc
 from sky_monarch.actors.actor_mesh import ActorMesh
+from sky_monarch.actors.runtime import runtime
 from sky_monarch.errors import ConfigError
 from tests.support.care_actors import Debugged, Planter, Strict, Stuck, Talker, Waiting
+from tests.support.processes import parent_of
 from tests.support.waiting import PATIENCE, eventually
 
 LIMIT_S = 20
@@ -49,9 +53,13 @@ def test_wrong_arguments_are_refused_where_the_call_is(procs):
     assert one.anything.call_one(1, 2, three=3).get(LIMIT_S) == 6
 
 
-def nobody_at(procs):
+def nobody_at(procs, cls=Strict, spawner=""):
     """A handle to actors that were never spawned, as another process may have kept one."""
-    return ActorMesh("gone", Strict, 12345, procs._addresses, procs._region, procs._region)
+    at, region = procs._addresses, procs._region
+    return ActorMesh("gone", cls, next(_numbers), at, region, region, spawner or runtime().address)
+
+
+_numbers = itertools.count(12345)
 
 
 def test_a_call_to_an_actor_that_a_process_does_not_have_fails_instead_of_waiting(procs):
@@ -64,20 +72,62 @@ def test_a_call_to_an_actor_that_a_process_does_not_have_fails_instead_of_waitin
             mesh.plain.call(1).get(LIMIT_S)
 
 
+def took_to_miss(meshes):
+    took_s = []
+    for one in meshes:
+        began = time.monotonic()
+        with pytest.raises(SupervisionError, match="there is no such actor in this process"):
+            one.say.call("gone").get(LIMIT_S)
+        took_s.append(time.monotonic() - began)
+    return took_s
+
+
+def test_who_has_spawned_an_actor_is_asked_whether_it_comes_so_none_that_does_not_is_waited_for(procs):
+    # Of three, one may be held up on a machine that is busy.
+    for where in (procs, this_proc()):
+        assert min(took_to_miss(nobody_at(where, Talker) for _ in range(3))) < 0.5, "its spawner is asked"
+    with this_host().spawn_procs(name="elsewhere") as elsewhere:
+        planter = elsewhere.spawn("planter", Planter)
+        address = planter._addresses[0]
+        assert min(took_to_miss(nobody_at(procs, Talker, address) for _ in range(3))) < 0.5
+    assert min(took_to_miss(nobody_at(procs, Talker, address) for _ in range(3))) < 0.5, (
+        "a dead one sends none"
+    )
+
+
+def test_a_spawn_that_is_late_is_waited_for_as_long_as_its_spawner_lives(tmp_path):
+    procs = this_host().spawn_procs(name="late")
+    procs.spawn("there", Talker).initialized.get(LIMIT_S)
+    planter = local_hosts(1).spawn_procs(name="far").spawn("planter", Planter)
+    server = parent_of(parent_of(planter.pid.call_one().get(LIMIT_S)))
+    planting = planter.plant_when.call_one(procs, str(tmp_path / "go"), str(tmp_path / "handle"))
+    eventually((tmp_path / "go.ready").exists)
+
+    os.kill(server, signal.SIGSTOP)  # what the planter says stays in its host's gateway
+    try:
+        (tmp_path / "go").touch()
+        eventually((tmp_path / "handle").exists)
+        planted = pickle.loads((tmp_path / "handle").read_bytes())
+        answer = planted.say.call_one("in time")
+        with pytest.raises(TimeoutError):
+            answer.get(2.0)
+    finally:
+        os.kill(server, signal.SIGCONT)
+    answer.get(LIMIT_S)
+    planting.get(LIMIT_S)
+
+
 def test_an_actor_that_was_not_made_again_is_missed_at_once(procs):
     elsewhere = this_host().spawn_procs(name="elsewhere").spawn("planter", Planter)
     planted = [elsewhere.plant.call_one(procs).get(LIMIT_S) for _ in range(3)]
-    for one in planted:
+    handles = [one.slice(gpus=0) for one in planted]
+    for one in (*planted, *handles):
         one.say.call("here").get(LIMIT_S)
 
     procs.respawn(0)
 
-    took_s = []
-    for one in planted:
-        began = time.monotonic()
-        with pytest.raises(SupervisionError, match="there is no such actor in this process"):
-            one.slice(gpus=0).say.call_one("gone").get(LIMIT_S)
-        took_s.append(time.monotonic() - began)
+    # These have said before who has spawned the actor, and say it no more.
+    took_s = took_to_miss(handles)
     # One of them may be held up on a machine that is busy, not each.
     assert min(took_s) < 0.9, "no second is waited for what cannot come"
     for one in planted:

@@ -25,7 +25,7 @@ from sky_monarch.actor import (
 from sky_monarch.actor_host import make_keys
 from sky_monarch.errors import ConfigError, LaunchError, PeerRefusedError
 from tests.support.actors import Caller, Echo, FarOwner, Plain, Teller
-from tests.support.processes import is_alive, parent_of, with_variable
+from tests.support.processes import children_of, is_alive, parent_of, with_variable
 from tests.support.served import Served
 from tests.support.waiting import eventually
 
@@ -432,3 +432,25 @@ def test_what_holds_on_one_host_holds_over_hosts(file, tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stdout[-8000:]
+
+
+def test_the_end_of_a_killed_host_that_has_dialled_is_told_at_once_and_leaves_nothing(failures):
+    hosts = local_hosts(2)
+    mesh = hosts.spawn_procs(name="trainers").spawn("plain", Plain)
+    took_s = []
+    for pid in mesh.pid.call().get(LIMIT_S).values():
+        server = server_of(pid)
+        below = [server, *children_of(server), *children_of(parent_of(pid))]
+        assert len(below) == 4, (
+            "what serves the host, what outlives that, what starts processes, and one of these"
+        )
+        known = len(failures)
+        began_s = time.monotonic()
+        os.kill(server, signal.SIGKILL)
+        eventually(lambda known=known: len(failures) > known, every_s=0.005)
+        took_s.append(time.monotonic() - began_s)
+        eventually(lambda below=below: not any(map(is_alive, below[1:])), what="all of it has ended")
+    assert [failure.host for failure in failures] == ["local-0", "local-1"]
+    print(f"told of two killed hosts after {' and '.join(f'{one * 1000:.0f} ms' for one in took_s)}")
+    # One may be held up on a machine that is busy.
+    assert min(took_s) < 1.0, "nobody waits whether it dials again"

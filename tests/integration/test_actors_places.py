@@ -10,8 +10,8 @@ import pytest
 
 from sky_monarch.actor import RestartPolicy, local_hosts, this_host
 from sky_monarch.actors.runtime import runtime
-from sky_monarch.errors import ConfigError, LaunchError, NoCapacityError
-from tests.support.actors import Caller, FarOwner, Plain
+from sky_monarch.errors import ConfigError, LaunchError, NoCapacityError, SupervisionError
+from tests.support.actors import Caller, FarOwner, Plain, Spoken
 from tests.support.processes import children_of, is_alive, parent_of
 from tests.support.waiting import eventually
 
@@ -33,6 +33,7 @@ def test_ranks_of_a_lost_host_come_back_on_one_that_has_room_and_every_handle_wo
     there = hosts.slice(hosts=2).spawn_procs(name="there").spawn("there", Caller)
     before = [mesh.slice(hosts=h, gpus=g) for h in (0, 1) for g in (0, 1)]
     assert there.ask.call_one(before[2], "before").get(LIMIT_S) == "before"
+    mesh.initialized.get(LIMIT_S)  # until then some may not be forked
     pids = procs.pids()
 
     kill_host_of(pids[2])
@@ -58,6 +59,57 @@ def test_ranks_of_a_lost_host_come_back_on_one_that_has_room_and_every_handle_wo
     other.respawn(0)
     assert other.ask.call_one(before[0], "its own owner").get(LIMIT_S) == "its own owner"
     assert len(failures) == 2, "a replacement is no failure"
+
+
+def test_ranks_of_a_lost_host_are_spread_over_all_that_have_room_and_fail_each_with_its_own(failures):
+    hosts = local_hosts(4)
+    procs = hosts.slice(hosts=slice(0, 2)).spawn_procs({"gpus": 2}, name="trainers")
+    mesh = procs.spawn("trainer", Spoken)
+    busy = hosts.slice(hosts=2).spawn_procs(name="busy").spawn("busy", Spoken)
+    idle = hosts.slice(hosts=3).spawn_procs(name="idle").spawn("idle", Spoken)
+    hosts_of = lambda: [parent_of(parent_of(pid)) for pid in procs.pids()]  # noqa: E731
+    rank = [mesh.slice(hosts=h, gpus=g) for h in (0, 1) for g in (0, 1)]
+    pids = [*mesh_pids(busy), *mesh_pids(idle)]
+    assert list(mesh.echo.call("before").get(LIMIT_S).values()) == ["before"] * 4
+    before = procs.pids()
+
+    kill_host_of(before[2])
+    eventually(lambda: failures)
+    mesh.respawn([2, 3])
+
+    third, fourth = (parent_of(parent_of(pid)) for pid in pids)
+    assert hosts_of()[2:] == [third, fourth], "one on each, for one has room on each"
+    assert procs.pids()[:2] == before[:2]
+    for asking in (rank[0], rank[2], rank[3], busy, idle):
+        for target, value in ((rank[2], "third"), (rank[3], "fourth")):
+            if asking is not target:
+                assert asking.ask.call_one(target, value).get(LIMIT_S) == value
+        values = asking.ask_all.call_one(mesh).get(LIMIT_S)
+        assert values == procs.pids(), "each value is at its rank"
+    for number in range(100):
+        mesh.slice(hosts=1).hear.broadcast(number)
+    assert list(mesh.slice(hosts=1).all_heard.call().get(LIMIT_S).values()) == [list(range(100))] * 2
+    large = b"large" * 100_000
+    assert set(mesh.slice(hosts=1).echo.call(large).get(LIMIT_S).values()) == {large}
+    # The end of one of these hosts is the end of what ran there, and of no other call to the lost one's ranks.
+    alone = rank[3].stay.call_one(1.0, -1)
+    both = mesh.slice(hosts=1).stay.call(10.0, -1)
+    again = procs.pids()
+    kill_host_of(again[2])
+    with pytest.raises(SupervisionError, match=r"trainer\[2\] is dead: .*local-2 is lost"):
+        both.get(LIMIT_S)
+    alone.get(LIMIT_S)
+    eventually(lambda: len(failures) == 3)
+    assert [failure.crashed_ranks for failure in failures if failure.mesh == "trainers"] == [(2, 3), (2,)]
+    with pytest.raises(NoCapacityError, match="no host has room for what ran on local-2"):
+        mesh.respawn(2)  # two run on the only one that is not full already
+    mesh.respawn(2, host=hosts.slice(hosts=3))
+    assert hosts_of()[2:] == [fourth, fourth]
+    assert rank[0].ask_all.call_one(mesh).get(LIMIT_S) == procs.pids()
+
+
+def mesh_pids(mesh):
+    return list(mesh.pid.call().get(LIMIT_S).values())
 
 
 @pytest.mark.slow

@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from sky_monarch.actor import RestartPolicy, SupervisionError, this_host
+from sky_monarch.actor import ActorError, RestartPolicy, SupervisionError, this_host
 from sky_monarch.errors import ConfigError
-from tests.support.actors import Caller, Echo, Owner, Plain, spawn
+from tests.support.actors import Caller, Echo, Maker, Owner, Plain, spawn
 from tests.support.processes import is_alive, parent_of
 from tests.support.waiting import eventually
 
@@ -245,3 +245,24 @@ def test_a_policy_that_makes_no_sense_is_refused():
         RestartPolicy("all")
     with pytest.raises(ConfigError, match="intensity"):
         RestartPolicy(intensity=0)
+
+
+def test_a_result_that_went_with_its_process_fails_whoever_is_given_it_at_once_and_says_which_rank(failures):
+    procs = this_host().spawn_procs({"gpus": 2}, name="trainers")
+    makers, users = procs.spawn("makers", Maker), procs.spawn("users", Maker)
+    made, never = makers.make.rref(3), procs.spawn("makers", Maker).make_in.rref(60.0)
+    assert list(users.describe.call(made).get(LIMIT_S).values()) == [("list", 0), ("list", 1)]
+
+    os.kill(procs.pids()[1], signal.SIGKILL)
+    eventually(lambda: failures)
+    procs.respawn(1)
+
+    for gone in (made, made.slice(gpus=1), never):
+        began_s = time.monotonic()
+        with pytest.raises(ActorError, match=r"makers\[1\] is dead: .*signal 9 \(SIGKILL\)"):
+            users.slice(gpus=1).describe.call_one(gone).get(LIMIT_S)
+        assert time.monotonic() - began_s < 2.0, "nobody waits for what will not come"
+    assert users.slice(gpus=0).describe.call_one(made).get(LIMIT_S) == ("list", 0)
+    assert made.slice(gpus=0).get(LIMIT_S).get(0) == [0, 0, 0]
+    again = makers.make.rref(2)
+    assert list(users.describe.call(again).get(LIMIT_S).values()) == [("list", 0), ("list", 1)]

@@ -208,6 +208,30 @@ class Caller(Actor):
         await asyncio.sleep(s)
 
 
+class Spoken(Caller):
+    """The same, and says who it is and what it has heard."""
+
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+
+    @endpoint(concurrent=True)
+    def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint
+    async def ask_all(self, mesh: Any) -> list[int]:
+        answers: Any = mesh.pid.call()
+        return list((await answers).values())
+
+    @endpoint
+    def hear(self, value: Any) -> None:
+        self.heard.append(value)
+
+    @endpoint
+    def all_heard(self) -> list[Any]:
+        return self.heard
+
+
 class PeculiarError(Exception):
     """Whose own code fails, in the ways that are worst."""
 
@@ -438,6 +462,11 @@ class Maker(Actor):
     async def make_later(self, n: int) -> list[int]:
         await asyncio.sleep(0.05)
         return [current_rank().rank] * n
+
+    @endpoint
+    async def make_in(self, s: float) -> list[int]:
+        await asyncio.sleep(s)
+        return [current_rank().rank]
 
     @endpoint
     def describe(self, value: Any) -> tuple[str, Any]:

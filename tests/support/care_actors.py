@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import pickle
 import sys
 import time
 from pathlib import Path
@@ -108,3 +109,15 @@ class Planter(Actor):
     @endpoint
     def plant(self, procs: Any) -> Any:
         return procs.spawn("planted", Talker)
+
+    @endpoint
+    def plant_when(self, procs: Any, go: str, handle: str) -> None:
+        """Spawn once there is a file, and leave the handle in another."""
+        Path(f"{go}.ready").touch()
+        wait_for(go)
+        Path(f"{handle}.new").write_bytes(pickle.dumps(procs.spawn("planted", Talker)))
+        Path(f"{handle}.new").rename(handle)
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benches.actors import tree
-from benches.actors.figures import BARS, IN_TURNS, NAMES, SCALE, Bar
+from benches.actors.figures import BARS, IN_TURNS, NAMES, OURS, SCALE, Bar
 from benches.actors.subject import ROOT, PeerError, Subject
 from tests.support.waiting import eventually
 
@@ -118,6 +118,19 @@ def test_figures_are_of_one_operation_each():
         "scale_spawn_s": 1.0,
         "scale_spawn_cpu_s": 2.0,
         "scale_private_MiB": 30.0,
+    }
+
+
+def test_what_one_peer_alone_has_is_asked_of_no_other():
+    alone = {figure.name: figure.options for figure in IN_TURNS if figure.only}
+    assert {figure.only for figure in IN_TURNS} == {"", OURS}
+    assert alone == {
+        "payload_tensor_GBps": {"kind": "tensor", "way": "echo"},
+        "payload_oneway_tensor_GBps": {"kind": "tensor", "way": "oneway"},
+        "rtt_call_tls_us": {"over": "tls"},
+        "fanout_tls_us": {"over": "tls"},
+        "payload_oneway_tls_GBps": {"kind": "numpy", "way": "oneway", "over": "tls"},
+        "payload_tensor_tls_GBps": {"kind": "tensor", "way": "echo", "over": "tls"},
     }
 
 

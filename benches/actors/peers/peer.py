@@ -28,6 +28,10 @@ class Peer(Protocol):
         """Start that many processes with an actor in each; need not wait for them."""
         ...
 
+    def spawn_over(self, transport: str, processes: int) -> Any:
+        """The same on two other hosts, of this machine, which are reached over ``tls``; where it is asked for that."""
+        ...
+
     def pids(self, mesh: Any) -> list[int]:
         """Ask all actors for their pids, in the order of ranks."""
         ...

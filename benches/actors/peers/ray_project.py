@@ -60,6 +60,9 @@ class Ray:
     def spawn(self, processes: int, **options: Any) -> list[Any]:
         return [self._actor.options(**options).remote() for _ in range(processes)]
 
+    def spawn_over(self, transport: str, processes: int) -> Any:
+        raise NotImplementedError(f"not measured over {transport}")
+
     def pids(self, mesh: list[Any]) -> list[int]:
         return list(ray.get([actor.pid.remote() for actor in mesh]))
 

@@ -10,9 +10,10 @@ from typing import Any
 
 from benches.actors.peers.echo import Echo
 from benches.actors.peers.peer import HANG_S
-from sky_monarch.actor import Actor, endpoint, this_host
+from sky_monarch.actor import Actor, ProcMesh, endpoint, local_hosts, shutdown, this_host
 
 _STOP_S = 30.0
+_HOSTS = 2
 
 
 class SkyEcho(Actor):
@@ -47,9 +48,9 @@ class SkyEcho(Actor):
 
 
 class _Mesh:
-    def __init__(self, processes: int, standby: int = 0) -> None:
-        self.procs = this_host().spawn_procs({"i": processes}, standby=standby)
-        self.actors = self.procs.spawn("echo", SkyEcho)
+    def __init__(self, procs: ProcMesh) -> None:
+        self.procs = procs
+        self.actors = procs.spawn("echo", SkyEcho)
         self.first = self.actors.slice(i=0)
 
 
@@ -62,8 +63,14 @@ class SkyMonarch:
     def start(self) -> None:
         this_host()
 
-    def spawn(self, processes: int) -> _Mesh:
-        return _Mesh(processes)
+    def spawn(self, processes: int, standby: int = 0) -> _Mesh:
+        return _Mesh(this_host().spawn_procs({"i": processes}, standby=standby))
+
+    def spawn_over(self, transport: str, processes: int) -> _Mesh:
+        if transport != "tls":
+            raise ValueError(f"hosts are reached over tls, not over {transport}")
+        hosts = local_hosts(_HOSTS)
+        return _Mesh(hosts.spawn_procs({"each": processes // _HOSTS}).flatten("i"))
 
     def pids(self, mesh: _Mesh) -> list[int]:
         return list(mesh.actors.pid.call().get().values())
@@ -97,7 +104,7 @@ class SkyMonarch:
         return mesh.first.length.call_one(payload).get()
 
     def losable(self, processes: int) -> _Mesh:
-        return _Mesh(processes, standby=processes)
+        return self.spawn(processes, standby=processes)
 
     def pend(self, mesh: _Mesh, rank: int) -> Callable[[], None]:
         future = mesh.actors.slice(i=rank).hang.call_one(HANG_S)
@@ -116,7 +123,7 @@ class SkyMonarch:
         mesh.procs.stop().get(timeout=_STOP_S)
 
     def close(self) -> None:
-        """Its processes end with this one."""
+        shutdown()
 
 
 PEER = SkyMonarch

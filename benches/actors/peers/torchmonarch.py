@@ -74,6 +74,9 @@ class Monarch:
     def spawn(self, processes: int) -> _Mesh:
         return _Mesh(processes)
 
+    def spawn_over(self, transport: str, processes: int) -> Any:
+        raise NotImplementedError(f"not measured over {transport}")
+
     def pids(self, mesh: _Mesh) -> list[int]:
         return [pid for _, pid in mesh.actors.pid.call().get()]
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pyo3::prelude::*;
-use sky_monarch_core::mesh::{Event, Gateway, GatewayOptions};
+use sky_monarch_core::mesh::{Event, Gateway, GatewayOptions, report_killed};
 use sky_monarch_core::wire::Address;
 
 use crate::convert::{duration, identity};
@@ -60,6 +60,10 @@ impl ActorGateway {
         wait(py, self.gateway.get(py, USE)?.dial(&address, name, limit))
     }
 
+    fn line(&self, py: Python<'_>, folder: &str) -> PyResult<Option<u64>> {
+        Ok(self.gateway.get(py, USE)?.line(folder))
+    }
+
     #[pyo3(signature = (folder, address, via))]
     fn route(&self, py: Python<'_>, folder: &str, address: Option<&str>, via: &str) -> PyResult<()> {
         let address = address.map(|address| self::address(py, address)).transpose()?;
@@ -108,4 +112,18 @@ impl ActorGateway {
             py.detach(|| gateway.close());
         }
     }
+}
+
+/// Tells the gateway at `address` that the one which had dialled it was killed.
+#[pyfunction]
+pub fn actor_host_killed(
+    py: Python<'_>,
+    identity: &Bound<'_, PyAny>,
+    address: (&str, &str),
+    who: (&str, u64),
+    timeout_s: f64,
+) -> PyResult<()> {
+    let (at, limit) = (self::address(py, address.0)?, duration(py, "timeout_s", timeout_s)?);
+    let identity = self::identity(identity)?;
+    wait(py, report_killed(&identity, (&at, address.1), who, limit))
 }

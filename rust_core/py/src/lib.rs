@@ -39,6 +39,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<lighthouse_client::LighthouseClient>()?;
     module.add_class::<lighthouse_control::LighthouseControl>()?;
     module.add_function(wrap_pyfunction!(actor_node::die_with_parent, module)?)?;
+    module.add_function(wrap_pyfunction!(actor_gateway::actor_host_killed, module)?)?;
     module.add_function(wrap_pyfunction!(actor_payload::actor_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(error::error_kinds, module)?)?;
     module.add_function(wrap_pyfunction!(error::raise_kind, module)?)?;

@@ -11,7 +11,8 @@
 //!
 //! Both ends of a TLS connection show a certificate of the program's authority before a byte of them is decoded. Where
 //! two hosts do not reach each other, the hub (the program that has attached to both) passes their hops on. A host may
-//! take the place of one that was lost (`places.rs`): what is addressed to that one then comes to it.
+//! take the place of one that was lost, or several those of its processes (`places.rs`, `spread.rs`): what is addressed
+//! to that one then comes to them.
 
 mod delivery;
 mod hop;
@@ -23,6 +24,7 @@ mod peer;
 mod places;
 mod session;
 mod socket;
+mod spread;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -279,7 +281,11 @@ impl Inner {
                     session.take(what, frame.segments)?;
                 }
             }
-            Hop::Gone { .. } | Hop::Placed { .. } | Hop::Hello { .. } | Hop::Refused { .. } => {
+            Hop::Gone { .. }
+            | Hop::Placed { .. }
+            | Hop::Hello { .. }
+            | Hop::Killed { .. }
+            | Hop::Refused { .. } => {
                 return Err(Error::new(ErrorKind::Protocol, "read a hop", "it has no business here"));
             }
         }
@@ -352,6 +358,11 @@ impl Gateway {
         Ok((peer.folder().to_owned(), peer.host().to_owned()))
     }
 
+    /// What names the line to the host `folder`, where it is connected.
+    pub fn line(&self, folder: &str) -> Option<u64> {
+        locked(&self.inner.peers).get(folder).map(|peer| peer.line())
+    }
+
     /// The host `folder` may be reached at `address`, and through `via` where it may not.
     pub fn route(&self, folder: &str, address: Option<Address>, via: &str) {
         locked(&self.inner.routes).insert(folder.to_owned(), Route { address, via: via.to_owned() });
@@ -379,7 +390,8 @@ impl Gateway {
         }
     }
 
-    /// The lost host `folder` has its place taken by another one, for all hosts: what is addressed to it goes there.
+    /// The lost host `folder`, or the process of one with that address, has its place taken by another host, for all
+    /// hosts: what is addressed to it goes there.
     pub fn place(&self, folder: &str, by: &str) {
         self.inner.places.put(folder.to_owned(), by.to_owned());
         self.inner.pass_on(&Hop::Placed { folder: folder.to_owned(), by: by.to_owned() });
@@ -407,6 +419,19 @@ impl Gateway {
         locked(&self.inner.sessions).clear();
         near::remove(&self.inner);
     }
+}
+
+/// Tells the gateway at `address`, whose certificate has to hold `name`, that the one which had dialled it from the host
+/// `folder` was killed. `line` is what [`Gateway::line`] said there.
+pub async fn report_killed(
+    identity: &Identity,
+    (address, name): (&Address, &str),
+    (folder, line): (&str, u64),
+    limit: Duration,
+) -> Result<()> {
+    let telling = peer::report_killed(identity, address, name, folder, line);
+    let late = |_| Error::new(ErrorKind::TimedOut, "tell of a host", format!("no answer in {limit:?}"));
+    tokio::time::timeout(limit, telling).await.map_err(late)?
 }
 
 impl Drop for Gateway {

@@ -352,8 +352,9 @@ impl Link {
                 continue;
             }
             match packet {
-                Packet::Call { call, slot, actor, method, place, parts, memory } => {
+                Packet::Call { call, slot, actor, method, mut place, parts, memory } => {
                     let blobs = self.blobs(node, &parts, frame.segments, memory, input)?;
+                    let mailbox = node.mailbox_of_message(actor, &mut place)?;
                     let request = Request {
                         node: Arc::downgrade(node),
                         origin: Origin::Link(Arc::clone(self)),
@@ -364,7 +365,6 @@ impl Link {
                         blobs,
                         answered: false.into(),
                     };
-                    let mailbox = node.mailbox_of_message(actor)?;
                     if let Some(request) = mailbox.offer(node, self.id, request) {
                         input.stalled = Some((mailbox, request));
                         let writing = self.out().full;

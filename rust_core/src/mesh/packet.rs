@@ -40,7 +40,8 @@ pub(super) enum Packet {
         actor: u64,
         /// What it is asked for.
         method: String,
-        /// Where in the mesh that was called this target is; empty where it is its own place.
+        /// Where in the mesh that was called this target is; empty where it is its own place. Behind a tab, in the first
+        /// message of a handle: address of the process that has spawned the actor.
         place: String,
         /// Parts of the payload, in order.
         parts: Vec<Part>,

@@ -27,7 +27,8 @@ pub(super) const NOWHERE: u64 = 0;
 pub(super) const LISTENER: u64 = 1;
 /// The mailbox of the process itself.
 const ITSELF: u64 = 0;
-/// What it is told, with the number of the actor: a message has come for one that nobody has made here.
+/// What it is told, with the number of the actor, and behind a tab who has spawned it, where the message says that: a
+/// message has come for one that nobody has made here.
 const STRAY: &str = "stray";
 /// Mailboxes of one process: an id that a peer makes up reserves one.
 const MOST_MAILBOXES: usize = 1 << 16;
@@ -229,8 +230,10 @@ impl Shared {
     }
 
     /// The mailbox that a message is for. Where none has opened it the process itself is told, by a message of its own
-    /// behind those that have come before: the actor is on its way, or there is none.
-    pub(super) fn mailbox_of_message(&self, actor: u64) -> Result<Arc<Mailbox>> {
+    /// behind those that have come before: the actor is on its way, or there is none. What `place` says of the spawner is
+    /// taken off it.
+    pub(super) fn mailbox_of_message(&self, actor: u64, place: &mut String) -> Result<Arc<Mailbox>> {
+        let spawner = place.find('\t').map(|at| place.split_off(at)).unwrap_or_default();
         let (mailbox, made) = self.open(actor)?;
         if made && actor != ITSELF {
             let notice = Request {
@@ -239,7 +242,7 @@ impl Shared {
                 call: 0,
                 slot: 0,
                 method: STRAY.to_owned(),
-                place: actor.to_string(),
+                place: format!("{actor}{spawner}"),
                 blobs: vec![Blob::new(&b""[..])],
                 answered: false.into(),
             };
@@ -314,22 +317,20 @@ impl Shared {
         mut sent_to: impl FnMut(u64),
     ) -> Result<()> {
         if target.address == self.address {
+            let mut place = target.place.clone();
+            let mailbox = self.mailbox_of_message(actor, &mut place)?;
             let request = Request {
                 node: self.me.clone(),
                 origin: Origin::Local,
                 call,
                 slot,
                 method: method.to_owned(),
-                place: target.place.clone(),
+                place,
                 blobs: payload.blobs()?,
                 answered: false.into(),
             };
             sent_to(LOCAL);
-            return self.mailbox_of_message(actor)?.put(
-                self,
-                request,
-                Instant::now() + self.options.send_limit,
-            );
+            return mailbox.put(self, request, Instant::now() + self.options.send_limit);
         }
         let packed = payload.packed();
         let packet = Packet::Call {

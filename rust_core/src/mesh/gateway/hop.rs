@@ -6,7 +6,7 @@ use crate::Result;
 use crate::wire::Frame;
 
 /// Version of these headers, and of the packets inside: gateways of different versions refuse each other.
-pub(super) const PROTOCOL: u32 = 2;
+pub(super) const PROTOCOL: u32 = 3;
 
 /// One hop.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -33,6 +33,14 @@ pub(super) enum Hop {
         /// In words.
         reason: String,
     },
+    /// In place of a hello, from a process that outlives it: the gateway of a host was killed.
+    #[serde(rename = "k")]
+    Killed {
+        /// Folder of the host.
+        folder: String,
+        /// As in its hello: nobody else knows it.
+        line: u64,
+    },
     /// Somebody is there, and has heard so many hops: all but these and the first ones are counted.
     #[serde(rename = "i")]
     Ping {
@@ -47,10 +55,10 @@ pub(super) enum Hop {
         /// In words.
         reason: String,
     },
-    /// A host has the place of a lost one: says the hub.
+    /// A host has the place of a lost one, or of a process of one: says the hub.
     #[serde(rename = "p")]
     Placed {
-        /// Of the lost one.
+        /// Folder of the lost one, or address of the process.
         folder: String,
         /// Folder of the other.
         by: String,

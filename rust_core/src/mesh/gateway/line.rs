@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::Inner;
 use super::hop::Hop;
-use super::peer::{Again, Connection, Peer};
+use super::peer::{Again, Connection, Peer, Word};
 use crate::agent::mutant;
 use crate::wire::{Address, Frame};
 use crate::{Error, ErrorKind, Result};
@@ -27,7 +27,8 @@ pub(super) const PING: Duration = Duration::from_secs(2);
 const QUIET: Duration = Duration::from_secs(5);
 /// Who is not heard of for so long is lost: a cable that was pulled tells nobody.
 const SILENCE: Duration = Duration::from_secs(8);
-/// Whoever was dialled waits so long for the other to dial again.
+/// Whoever was dialled waits so long for the other to dial again: the end of a connection looks alike, whether a host
+/// was killed or a middlebox has cut it. A host tells the difference where something of it outlives its gateway.
 const GRACE: Duration = Duration::from_secs(2);
 /// Where nobody listens any more, nobody is there; but a proxy may be starting.
 const NOBODY: Duration = Duration::from_millis(300);
@@ -63,20 +64,32 @@ pub(super) async fn serve(
     inner: Arc<Inner>,
     peer: Arc<Peer>,
     mut connection: Connection,
-    mut again: mpsc::Receiver<Again>,
+    mut words: mpsc::Receiver<Word>,
     dialled: Option<Dialled>,
 ) {
     let mut heard_at = Instant::now();
+    let mut killed = false;
     let (reason, left) = loop {
-        let quiet = if dialled.is_some() { QUIET } else { SILENCE };
+        let quiet = match dialled {
+            _ if killed => GRACE,
+            Some(_) => QUIET,
+            None => SILENCE,
+        };
         let over = tokio::select! {
             over = converse(&inner, &peer, &mut connection, &mut heard_at, quiet) => over,
-            Some(next) = again.recv() => match answer(&inner, &peer, next).await {
-                Ok(next) => {
-                    connection = next;
+            Some(word) = words.recv() => match word {
+                Word::Again(next) => match answer(&inner, &peer, next).await {
+                    Ok(next) => {
+                        connection = next;
+                        continue;
+                    }
+                    Err(reason) => Over::Broken(reason),
+                },
+                // What it had said before is read first: its end of the connection ends by itself.
+                Word::Killed => {
+                    killed = true;
                     continue;
                 }
-                Err(reason) => Over::Broken(reason),
             },
             () = ended(&peer) => {
                 // It hears that this is meant so. Best effort: the end of the connection is seen anyway.
@@ -86,6 +99,7 @@ pub(super) async fn serve(
         };
         let reason = match over {
             Over::Lost(reason, left) => break (reason, left),
+            Over::Broken(_) if killed => break (ENDED.to_owned(), false),
             Over::Broken(reason) => reason,
         };
         tracing::debug!(host = peer.host(), reason, "a connection has broken");
@@ -95,7 +109,7 @@ pub(super) async fn serve(
         let resumed = async {
             match &dialled {
                 Some(to) => dial_again(&inner, &peer, to, heard_at + SILENCE, &reason).await,
-                None => wait_again(&inner, &peer, &mut again).await,
+                None => wait_again(&inner, &peer, &mut words).await,
             }
         };
         let resumed = tokio::select! {
@@ -157,16 +171,16 @@ fn is_nobody(error: &Error) -> bool {
     io.is_some_and(|io| io.kind() == std::io::ErrorKind::ConnectionRefused)
 }
 
-/// Waits to be dialled again.
+/// Waits to be dialled again, or for the word that nobody will.
 async fn wait_again(
     inner: &Inner,
     peer: &Arc<Peer>,
-    again: &mut mpsc::Receiver<Again>,
+    words: &mut mpsc::Receiver<Word>,
 ) -> Result<Connection, String> {
     let end = Instant::now() + GRACE;
     loop {
-        match timeout_at(end, again.recv()).await {
-            Ok(Some(next)) => match answer(inner, peer, next).await {
+        match timeout_at(end, words.recv()).await {
+            Ok(Some(Word::Again(next))) => match answer(inner, peer, next).await {
                 Ok(connection) => return Ok(connection),
                 Err(reason) if Instant::now() > end => return Err(reason),
                 Err(_) => {}

@@ -15,7 +15,7 @@ use super::super::packet::Packet;
 use super::hop::What;
 use super::session::{Inlet, MOST_SESSIONS, Session};
 use super::socket::{self, Reader};
-use super::{HANDSHAKE, Inner, locked, memory};
+use super::{HANDSHAKE, Inner, locked, memory, spread};
 use crate::wire::Frame;
 use crate::{Error, ErrorKind, Result};
 
@@ -62,6 +62,9 @@ async fn attend(inner: Arc<Inner>, stream: UnixStream) {
         Ok(Err(error)) => return tracing::debug!(%error, "a process was refused"),
         Err(_) => return,
     };
+    if inner.places.is_taken(&folder) {
+        return spread::serve(&inner, folder, reader, stream).await;
+    }
     let reason = match inner.way(folder).await {
         Ok((peer, folder)) => {
             let (session, mut inlet) = Session::new(&inner, &peer, folder, rand::random());

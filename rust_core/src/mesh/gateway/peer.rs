@@ -13,6 +13,7 @@ use super::line::{self, Dialled, PING};
 use super::outbox::Outbox;
 use super::socket::MAX_OUT;
 use super::{CLIENT_NAME, HANDSHAKE, HOST_NAME, Inner, locked};
+use crate::wire::tls::Identity;
 use crate::wire::{Acceptor, Address, Frame, FrameReader, Stream};
 use crate::{Error, ErrorKind, Result};
 
@@ -51,7 +52,7 @@ impl Connection {
         let heard = heard.ok_or_else(|| Error::new(ErrorKind::Closed, MEET, "it closed the connection"))?;
         match heard.message()? {
             Hop::Refused { reason } => Err(Error::new(ErrorKind::Refused, MEET, reason)),
-            hop @ Hop::Hello { .. } => Ok(hop),
+            hop @ (Hop::Hello { .. } | Hop::Killed { .. }) => Ok(hop),
             _ => Err(Error::new(ErrorKind::Protocol, MEET, "it did not begin with a hello")),
         }
     }
@@ -59,6 +60,14 @@ impl Connection {
     fn open(self) -> Self {
         Self { reader: self.reader.with_max_frame(MAX_OUT + HEADER), ..self }
     }
+}
+
+/// What is said of a gateway beside the connection to it.
+pub(super) enum Word {
+    /// It goes on over another connection.
+    Again(Again),
+    /// It was killed.
+    Killed,
 }
 
 /// Another connection in place of one that has broken.
@@ -78,7 +87,7 @@ pub(super) struct Peer {
     pub(super) outbox: Outbox,
     /// Numbered frames that were heard.
     pub(super) heard: AtomicU64,
-    again: mpsc::Sender<Again>,
+    words: mpsc::Sender<Word>,
     pub(super) ended: watch::Sender<bool>,
 }
 
@@ -89,12 +98,12 @@ impl std::fmt::Debug for Peer {
 }
 
 impl Peer {
-    fn new(who: (String, String, String), line: u64) -> (Arc<Self>, mpsc::Receiver<Again>) {
-        let (again, resumed) = mpsc::channel(1);
+    fn new(who: (String, String, String), line: u64) -> (Arc<Self>, mpsc::Receiver<Word>) {
+        let (words, said) = mpsc::channel(1);
         let (folder, host, certificate) = who;
         let outbox = Outbox::default();
         let (heard, ended) = (AtomicU64::new(0), watch::Sender::new(false));
-        (Arc::new(Self { folder, host, certificate, line, outbox, heard, again, ended }), resumed)
+        (Arc::new(Self { folder, host, certificate, line, outbox, heard, words, ended }), said)
     }
 
     /// This gateway as its own peer: what a process of this host says to one that has the place of a lost one.
@@ -109,6 +118,11 @@ impl Peer {
 
     pub(super) fn host(&self) -> &str {
         &self.host
+    }
+
+    /// Names what both ends say to each other.
+    pub(super) const fn line(&self) -> u64 {
+        self.line
     }
 
     /// Name in its certificate.
@@ -168,7 +182,17 @@ impl Peer {
     async fn accepted(inner: &Arc<Inner>, stream: Stream) -> Result<()> {
         let certificate = stream.peer_name().unwrap_or_default().to_owned();
         let mut connection = Connection::new(stream);
-        let found = known(inner, connection.greeting().await?, certificate).and_then(|(who, line, heard)| {
+        let greeting = connection.greeting().await?;
+        if let Hop::Killed { folder, line } = greeting {
+            let peer = locked(&inner.peers).get(&folder).cloned();
+            if let Some(peer) = peer.filter(|peer| peer.line == line && peer.certificate == certificate) {
+                // Where it has another connection by now, it lives.
+                drop(peer.words.try_send(Word::Killed));
+            }
+            drop(timeout(PING, connection.write.shutdown()).await);
+            return Ok(());
+        }
+        let found = known(inner, greeting, certificate).and_then(|(who, line, heard)| {
             let Some(heard) = heard else { return Ok((who, line, None)) };
             let peer = locked(&inner.peers).get(&who.0).cloned();
             let same = peer.filter(|peer| peer.line == line && peer.certificate == who.2);
@@ -184,7 +208,7 @@ impl Peer {
             Ok((.., Some((peer, heard)))) => {
                 // It is answered by whoever serves the peer, once nothing more is read from the broken connection. Where
                 // that has ended meanwhile, or has another one already, this one is dropped.
-                drop(peer.again.try_send(Again { connection: connection.open(), heard }));
+                drop(peer.words.try_send(Word::Again(Again { connection: connection.open(), heard })));
                 Ok(())
             }
             Err(reason) => {
@@ -203,10 +227,10 @@ impl Peer {
         connection: Connection,
         to: Option<Dialled>,
     ) -> Arc<Self> {
-        let (peer, again) = Self::new(who, line);
+        let (peer, words) = Self::new(who, line);
         // Before the first hop is read: the answer to it needs to know the way.
         inner.joined(&peer);
-        inner.spawn(line::serve(Arc::clone(inner), Arc::clone(&peer), connection.open(), again, to));
+        inner.spawn(line::serve(Arc::clone(inner), Arc::clone(&peer), connection.open(), words, to));
         peer
     }
 }
@@ -253,6 +277,21 @@ fn known(inner: &Inner, hello: Hop, certificate: String) -> Result<Known, String
 pub(super) async fn dial(inner: &Arc<Inner>, address: &Address, name: &str) -> Result<Arc<Peer>> {
     let stream = crate::wire::dial(address, Some(&inner.options.identity), name).await?;
     Peer::dialled(inner, stream, Dialled { address: address.clone(), name: name.to_owned() }).await
+}
+
+/// Tells the gateway at `address` that the one of the host `folder`, which had dialled it, was killed.
+pub(super) async fn report_killed(
+    identity: &Identity,
+    address: &Address,
+    name: &str,
+    folder: &str,
+    line: u64,
+) -> Result<()> {
+    let mut connection = Connection::new(crate::wire::dial(address, Some(identity), name).await?);
+    connection.greet(&Hop::Killed { folder: folder.to_owned(), line }).await?;
+    // It hangs up once it has heard that.
+    drop(connection.reader.read().await);
+    Ok(())
 }
 
 /// Lets hosts in that dial.

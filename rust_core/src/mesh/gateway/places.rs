@@ -1,4 +1,7 @@
 //! Hosts that have the places of lost ones: what is addressed to a lost host comes to the one that has its place.
+//!
+//! One host has the place of the lost host as such, which is where new processes of it are started. A process of it may
+//! have its own place on another one: so the ranks of a lost host are spread over several (`spread.rs`).
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -14,17 +17,29 @@ const TOGETHER: usize = 1 << 20;
 /// Who has whose place.
 #[derive(Default)]
 pub(super) struct Places {
+    /// By the folder of a host, or the address of a process that is not where its host's place is.
     taken: Mutex<HashMap<String, String>>,
     itself: Mutex<Option<Arc<Peer>>>,
 }
 
 impl Places {
-    /// `by` has the place of `folder` from here on.
-    pub(super) fn put(&self, folder: String, by: String) {
+    /// The host `by` has the place of `what`, a host or a process of one, from here on.
+    pub(super) fn put(&self, what: String, by: String) {
         // A host that is its own successor would lead nowhere.
-        if self.of(by.clone()) != folder {
-            locked(&self.taken).insert(folder, by);
+        if self.of(by.clone()) != what {
+            locked(&self.taken).insert(what, by);
         }
+    }
+
+    /// Whether another host has the place of `folder`.
+    pub(super) fn is_taken(&self, folder: &str) -> bool {
+        locked(&self.taken).contains_key(folder)
+    }
+
+    /// Where the process `name` of the host `folder` is.
+    pub(super) fn of_process(&self, folder: &str, name: &str) -> String {
+        let by = locked(&self.taken).get(&format!("{folder}/{name}")).cloned();
+        self.of(by.unwrap_or_else(|| folder.to_owned()))
     }
 
     /// Who has the place of `folder`: it itself, as a rule.
