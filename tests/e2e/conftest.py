@@ -28,9 +28,14 @@ def a_site() -> Iterator[Site]:
 
 
 @pytest.fixture(scope="session")
-def client(site: Site) -> Iterator[Client]:
+def client(site: Site) -> Client:
     """The cluster's user."""
-    client = Client(site)
-    yield client
+    return Client(site)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nodes_for_the_next(client: Client) -> Iterator[None]:
+    """What a failed test leaves behind holds no nodes that the next file needs."""
+    yield
     for name in list(client.names):
         client.cli("down", name, "--grace", "1", timeout_s=240)

@@ -22,15 +22,18 @@ def test_the_group_of_a_lost_node_goes_on_on_the_spare_one_and_its_host_returns_
 ) -> None:
     recovery = {"standby": 0, "grace_s": 3, "spare": 1}
     name = client.up(client.free_job("spared", replicas=GROUPS, min_replicas=1, recovery=recovery))
-    lost, spare = f"{name}-h1", f"{name}-h{GROUPS}"
+    names = {f"{name}-h{number}" for number in range(GROUPS + 1)}
 
-    def spare_is_ready() -> bool:
+    def all_have_dialled() -> bool:
         dialled = {event["host"] for event in client.events(name) if event["event"] == "agent_connected"}
-        assert spare in dialled, dialled
+        assert dialled == names
         return True
 
     client.wait_for_all(name, step=10, within_s=900, replicas=GROUPS)
-    eventually(spare_is_ready, within_s=200, every_s=0.5, what="the spare one has dialled")
+    eventually(all_have_dialled, within_s=200, every_s=0.5, what="the spare one has dialled")
+    # The groups are on the hosts that were there first.
+    lost = client.host_of(name, 1)
+    (spare,) = names - {client.host_of(name, group) for group in range(GROUPS)}
     jobs, before = client.host_jobs(name), client.status(name)
     (free,) = site.free_nodes()
     assert {job.node for job in jobs.values()} == set(site.slurm.nodes) - {free}, "a node each"
