@@ -34,9 +34,15 @@ test: $(VENV)/.train $(VENV)/.dev ## Run every fast test: Rust, unit, integratio
 	$(BIN)/python -m pytest tests/integration tests/unit --numprocesses 4 --dist loadfile --no-loadscope-reorder --durations 15 -m 'not mutant and not slow and not sky'
 
 .PHONY: test-mutants
-test-mutants: $(VENV)/.train $(VENV)/.dev ## Leave out one step of recovery at a time: its tests have to fail (slow).
+test-mutants: test-mutants-core test-mutants-runs ## Leave out one step of recovery at a time: its tests have to fail (slow).
+
+.PHONY: test-mutants-core
+test-mutants-core: ## Those of the Rust core's scenarios.
 	cargo test --package sky-monarch-core --features mutants --quiet --test agent -- --skip holds
 	cargo test --package sky-monarch-core --features mutants --quiet --test tunnel each_defect
+
+.PHONY: test-mutants-runs
+test-mutants-runs: $(VENV)/.train $(VENV)/.dev ## Those of Python and of whole runs.
 	$(DOUBLES)
 	$(BIN)/python -m pytest tests/mutants tests/integration -m mutant
 

@@ -109,7 +109,7 @@ def _say_why(run: Run, *, replica: int | None, generation: int | None, setup: bo
             raise ConfigError(
                 f"there is no generation {generation}", hint=listed or "no replica group has begun yet"
             )
-    if run.over and run.folder.provider is not None and not setup:
+    if run.over and run.folder.provider is not None:
         return _output.say(
             "nothing of what was printed has reached the head, or its head was lost with it; `sky-monarch events` has "
             "the last lines of ranks that failed"

@@ -171,11 +171,9 @@ class Recovery(Part):
     standby_start: Literal["fork", "exec"] = "fork"
     """Where its imports come from. `fork`: `preload` is imported once a host, and standbys are forked from there.
     `exec`: each imports for itself, which costs the others seconds of processor time after a recovery."""
-
     spare: Spares = 0
     """Hosts kept ready, beyond this machine, with nothing to run: the groups of a lost host go on there at once, and
     the next spare is provisioned behind them. Each costs as much as any other host."""
-
     idle_limit_s: Limit = 21600.0
     """Longest time that hosts are kept while fewer than `min_replicas` groups have one, or `off`: then the run ends.
     Where no host is there, which costs nothing, capacity is waited for without an end."""
@@ -236,10 +234,8 @@ class Logs(Part):
 
     segment_mib: Segments = 16
     """Size at which a log file is rotated, in MiB."""
-
     segments: Segments = 8
     """Log files kept; the oldest go first."""
-
     archive_mib: ArchiveSize = 1024
     """What ranks on other hosts print is kept beside the controller, too: so many MiB a run; the oldest go first."""
 

@@ -48,6 +48,10 @@ _UNREADABLE = b'{"error": {"message": "the status that the controller answered w
 _HEAD_LOST_S = 180.0
 
 
+class Unreadable(errors.ChannelError):
+    """The controller answers, and not as this version understands."""
+
+
 class Interrupted(errors.ChannelError):
     """The controller cannot say more just now: its agent is not connected."""
 
@@ -78,13 +82,14 @@ def status_of(folder: RunFolder, body: bytes) -> RunStatus:
     """The status that a controller answered with. Its folder is the one here, wherever the controller has its own.
 
     Raises:
-        ChannelError: It is none that this version understands.
+        Unreadable: It is none that this version understands.
     """
     values = json.loads(body)
     try:
         return RunStatus.from_json({**values, "run_dir": str(folder.path)} if folder.head else values)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise failure(folder, 200, _UNREADABLE) from error
+        found = failure(folder, 200, _UNREADABLE)
+        raise Unreadable(str(found), hint=found.hint) from error
 
 
 def timeout(path: str = "", *, follow: bool = False, patience_s: float = _REQUEST_S) -> httpx.Timeout:

@@ -175,9 +175,14 @@ class Run(AbstractContextManager["Run"]):
         Returns:
             The status, and None; where the controller does not answer what the files of the run tell (``reason`` says
             so), and what became of the question.
+
+        Raises:
+            ChannelError: It answers, and this version does not understand it.
         """
         try:
             return self.status(patience_s=patience_s), None
+        except _api.Unreadable:
+            raise
         except ChannelError as error:
             return silent_status(self._folder, str(error)), error
 
@@ -336,7 +341,7 @@ class Run(AbstractContextManager["Run"]):
         try:
             with self._http().stream("GET", "/v1/logs/archive", params=query) as response:
                 if response.status_code != 200:
-                    raise _api.failure(response.status_code, response.read())
+                    raise _api.failure(self._folder, response.status_code, response.read())
                 for piece in response.iter_raw():
                     yield piece
                     if time.monotonic() > deadline:

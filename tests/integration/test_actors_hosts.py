@@ -245,6 +245,36 @@ def test_hosts_that_somebody_started_are_attached_to_and_serve_one_program_after
     assert "is lost" not in said, "an orderly end is no loss"
 
 
+ATTACHED = """
+import sys, time
+from sky_monarch.actor import attach_to_hosts
+print(*attach_to_hosts(sys.argv[1:2], keys=sys.argv[2]).names, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_killed_program_that_only_attached_leaves_no_folder(keys, folder):
+    host = Served(keys / "host-0.key")
+    program = subprocess.Popen(
+        [sys.executable, "-c", ATTACHED, host.address, str(keys / "client.key")],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)},
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert program.stdout is not None
+    try:
+        assert program.stdout.readline() == "host-0\n"
+        assert list(folder.iterdir())
+        program.kill()
+        program.wait(LIMIT_S)
+        eventually(lambda: not list(folder.iterdir()), what="the folders of sockets are gone")
+    finally:
+        program.kill()
+        program.communicate()
+        host.end()
+
+
 ENDED_WHILE_IT_CLOSES = """
 import os, signal, sys, time
 from sky_monarch.actor_host import serve_host

@@ -224,7 +224,7 @@ ACTORS = [
         "actors/attach.py",
         "        _ = runtime.spawner\n",
         "",
-        f"{_HOSTS}test_nothing_on_other_hosts_outlives_the_program[kill]",
+        f"{_HOSTS}test_a_killed_program_that_only_attached_leaves_no_folder",
         "the folders of sockets are gone",
     ),
     replaced(
