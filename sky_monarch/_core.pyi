@@ -35,6 +35,7 @@ __all__ = [
     "RdmaDomain",
     "SharedBuffer",
     "actor_bytes",
+    "actor_host_killed",
     "adopt_orphans",
     "buffer_segment",
     "communicator_id",
