@@ -26,7 +26,7 @@ def test_the_group_of_a_lost_node_goes_on_on_the_spare_one_and_its_host_returns_
 
     def all_have_dialled() -> bool:
         dialled = {event["host"] for event in client.events(name) if event["event"] == "agent_connected"}
-        assert dialled == names
+        assert names <= dialled, dialled
         return True
 
     client.wait_for_all(name, step=10, within_s=900, replicas=GROUPS)
